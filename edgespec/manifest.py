@@ -1,0 +1,295 @@
+"""The manifest ``edgespec.json``: what a bundle holds, typed and versioned.
+
+This is the one description that the exporter writes and that the runtime, the command line and the demo read. The
+format is specified in docs/bundle.md. Bundles come from strangers: a manifest is checked field by field, file names
+cannot leave the bundle, and an error names the field and the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec.errors import BundleError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "edgespec.json"
+MAX_MANIFEST_BYTES = 16 * 2**20
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class BundleFile:
+    """One file of the bundle. ``name`` is a plain file name: no folder, no link out of the bundle."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class KvLayer:
+    """The KV cache of one layer. The buffers are ``[1, heads, C, key_dim]`` and ``[1, heads, C, value_dim]``.
+
+    ``window`` is the number of positions that the layer attends to, None for all of them.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantisation:
+    """How the weights are stored. ``method`` is "none" for float weights, and then ``bits`` is 32."""
+
+    method: str
+    bits: int
+    block_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fidelity:
+    """What the export measured against the original model in torch, on real token sequences.
+
+    ``kl`` is the mean KL(float model ‖ exported model) in nats, ``top1`` the share of rows with the same most likely
+    token, ``relative_rms`` the rms error of the logits over their standard deviation. ``rows`` is the sample size.
+    """
+
+    kl: float
+    top1: float
+    relative_rms: float
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a checkpoint came from. ``derived`` says how a draft was made from the target, if it was."""
+
+    checkpoint: str
+    revision: str | None = None
+    licence: str | None = None
+    derived: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """One model of the bundle: a graph that obeys the graph contract of docs/architecture.md.
+
+    ``capacity`` is the largest number of KV rows that the model was exported for, ``max_width`` the largest number of
+    new tokens in a verification pass. ``hidden_states`` is the width of the optional output of that name, None
+    when the graph has none. ``pass_ms`` is the cost of a pass in milliseconds by its width, as measured where the
+    bundle was made; it is a first guess for other machines and nothing more.
+    """
+
+    architecture: str
+    graph: str
+    weights: tuple[str, ...]
+    layers: tuple[KvLayer, ...]
+    vocab_size: int
+    hidden_size: int
+    capacity: int
+    max_width: int
+    quantisation: Quantisation
+    source: Source
+    kv_dtype: str = "float32"
+    hidden_states: int | None = None
+    fidelity: Fidelity | None = None
+    pass_ms: dict[str, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerSpec:
+    """``fingerprint`` is the sha256 over the vocabulary (see edgespec.export.tokenizer): equal for a pair that may
+    exchange token ids. ``eos_ids`` end a text; ``prefix_ids`` are put before a prompt that is not a chat."""
+
+    file: str
+    fingerprint: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    prefix_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter that the bundle can run. ``kind`` is a registered name; ``model`` names an entry of ``models``."""
+
+    kind: str
+    model: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Exactness:
+    """Widths of a target pass that gave equal bits where the bundle was made. The runtime proves its own (docs/exactness.md)."""
+
+    grade: str
+    widths: tuple[int, ...]
+    machine: str
+    onnxruntime: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    format_version: int
+    created_by: str
+    models: dict[str, ModelSpec]
+    tokenizer: TokenizerSpec
+    drafters: tuple[DrafterSpec, ...]
+    files: tuple[BundleFile, ...]
+    exactness: Exactness | None = None
+
+    @property
+    def target(self) -> ModelSpec:
+        return self.models["target"]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """Read and check ``bundle/edgespec.json``.
+
+    Raises:
+        BundleError: no such folder or file, not JSON, a newer format, or a field that is missing, unknown, of the
+            wrong type or out of range. The files themselves are checked by :mod:`edgespec.bundle`.
+    """
+    path = bundle / MANIFEST_NAME
+    if not bundle.is_dir():
+        raise BundleError(f"{bundle}: no such bundle folder; make one with: edgespec export MODEL -o {bundle}")
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes, so not a manifest")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise BundleError(f"{bundle}: not a bundle, it has no {MANIFEST_NAME}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from error
+    return parse_manifest(text, where=str(path))
+
+
+def parse_manifest(text: str, where: str = MANIFEST_NAME) -> Manifest:
+    """Parse and check the text of a manifest; ``where`` starts the error messages."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BundleError(f"{where}: expected an object, found {_kind(data)}")
+    version = data.get("format_version")
+    if type(version) is not int or version < 1:
+        raise BundleError(f"{where}: format_version: expected a positive whole number, found {_short(version)}")
+    if version > FORMAT_VERSION:
+        raise BundleError(
+            f"{where}: format_version: {version} is newer than {FORMAT_VERSION}, the newest this edgespec reads; upgrade edgespec"
+        )
+    manifest = _decode(Manifest, data, where, "")
+    _check(manifest, where)
+    return manifest
+
+
+def _decode(kind: Any, value: Any, where: str, field: str) -> Any:
+    """``value`` as ``kind``: a dataclass, tuple[X, ...], dict[str, X], X | None or a plain type."""
+
+    def wrong(expected: str) -> BundleError:
+        return BundleError(f"{where}: {field or 'manifest'}: expected {expected}, found {_short(value)}")
+
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise wrong("an object")
+        hints = typing.get_type_hints(kind)
+        prefix = f"{field}." if field else ""
+        known = {entry.name: entry for entry in dataclasses.fields(kind)}
+        for name in value:
+            if name not in known:
+                raise BundleError(f"{where}: {prefix}{_short(name)}: unknown field")
+        for name, entry in known.items():
+            required = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+            if required and name not in value:
+                raise BundleError(f"{where}: {prefix}{name}: missing")
+        return kind(**{name: _decode(hints[name], item, where, prefix + name) for name, item in value.items()})  # type: ignore[operator]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _decode(next(arg for arg in args if arg is not type(None)), value, where, field)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise wrong("a list")
+        return tuple(_decode(args[0], item, where, f"{field}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise wrong("an object")
+        return {key: _decode(args[1], item, where, f"{field}.{key}") for key, item in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise wrong({str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind])
+    return value
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Ranges and references between fields."""
+
+    def need(condition: bool, field: str, value: object, rule: str) -> None:
+        if not condition:
+            raise BundleError(f"{where}: {field}: {_short(value)} {rule}")
+
+    listed: set[str] = set()
+    for index, file in enumerate(manifest.files):
+        field = f"files[{index}]"
+        need(bool(_FILE_NAME.fullmatch(file.name)) and file.name != MANIFEST_NAME, f"{field}.name", file.name, "is not a plain file name inside the bundle")
+        need(file.name not in listed, f"{field}.name", file.name, "is listed twice")
+        need(0 <= file.size < 2**50, f"{field}.size", file.size, "is not a file size")
+        need(bool(_SHA256.fullmatch(file.sha256)), f"{field}.sha256", file.sha256, "is not a sha256 in lower-case hex")
+        listed.add(file.name)
+
+    def need_file(name: str | None, field: str) -> None:
+        need(name is None or name in listed, field, name, "is not among the bundle's files")
+
+    need("target" in manifest.models, "models", sorted(manifest.models), "has no target")
+    for name, model in manifest.models.items():
+        field = f"models.{name}"
+        need_file(model.graph, f"{field}.graph")
+        for index, file_name in enumerate(model.weights):
+            need_file(file_name, f"{field}.weights[{index}]")
+        need(0 < len(model.layers) <= 10_000, f"{field}.layers", len(model.layers), "layers are out of range")
+        for index, layer in enumerate(model.layers):
+            for part in ("heads", "key_dim", "value_dim"):
+                need(0 < getattr(layer, part) <= 2**20, f"{field}.layers[{index}].{part}", getattr(layer, part), "is out of range")
+            need(layer.window is None or layer.window > 0, f"{field}.layers[{index}].window", layer.window, "is not positive")
+        for part, limit in (("vocab_size", 2**26), ("hidden_size", 2**20), ("capacity", 2**26), ("max_width", 2**16)):
+            need(0 < getattr(model, part) <= limit, f"{field}.{part}", getattr(model, part), "is out of range")
+        need(model.max_width <= model.capacity, f"{field}.max_width", model.max_width, "is more than the capacity")
+        need(model.kv_dtype in ("float32", "float16"), f"{field}.kv_dtype", model.kv_dtype, "is not float32 or float16")
+        need(1 <= model.quantisation.bits <= 32, f"{field}.quantisation.bits", model.quantisation.bits, "is out of range")
+        need(model.hidden_states is None or 0 < model.hidden_states <= 2**22, f"{field}.hidden_states", model.hidden_states, "is out of range")
+    tokenizer = manifest.tokenizer
+    need_file(tokenizer.file, "tokenizer.file")
+    need_file(tokenizer.chat_template, "tokenizer.chat_template")
+    need(tokenizer.vocab_size > 0, "tokenizer.vocab_size", tokenizer.vocab_size, "is not positive")
+    ids = {"eos_ids": tokenizer.eos_ids, "prefix_ids": tokenizer.prefix_ids, "bos_id": (tokenizer.bos_id,) if tokenizer.bos_id is not None else ()}
+    for name, values in ids.items():
+        for value in values:
+            need(0 <= value < manifest.target.vocab_size, f"tokenizer.{name}", value, "is outside the target's vocabulary")
+    for index, drafter in enumerate(manifest.drafters):
+        need(drafter.model is None or drafter.model in manifest.models, f"drafters[{index}].model", drafter.model, "is not among the models")
+
+
+def _kind(value: object) -> str:
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, (dict, list)) else _kind(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,59 @@
+"""The draft tree: the one type for what a drafter proposes, a chain being a tree of one branch.
+
+    root = the last accepted token, already known; not a node
+    nodes 0..n-1 in topological order: parents[i] < i, and -1 for a child of the root
+
+A worked example, used by the tests too: tokens (5, 6, 7), parents (-1, 0, -1) proposes "5 6" and, instead of 5, "7".
+Its depths are (1, 2, 1), and node 2 sees neither node 0 nor node 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTree:
+    """Proposed tokens and the index of each one's parent, -1 for the root."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents come before their children")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> DraftTree:
+        """A tree of one branch."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the root: 1 for its children."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def ancestors(self, node: int) -> list[int]:
+        """The nodes on the path from the root to ``node``, ``node`` included, in order."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def children(self, node: int) -> list[int]:
+        """Children of ``node``, of the root for -1, in order."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
