@@ -1,0 +1,100 @@
+"""The command group, and the one place where an error becomes a line on stderr and an exit code.
+
+    0    done
+    1    `edgespec verify` found a difference
+    2    bad input or a limit of this machine: one line, `edgespec: error: ...`, and never a traceback
+    70   a bug in edgespec: one line that asks for a report
+    130  interrupted (Ctrl-C)
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+from edgespec import __version__
+from edgespec.cli.chat import chat
+from edgespec.cli.export import export
+from edgespec.cli.inspect import inspect
+from edgespec.cli.quickstart import quickstart
+from edgespec.cli.run import run
+from edgespec.cli.verify import verify
+from edgespec.errors import EdgespecError
+
+TRACEBACK_VARIABLE = "EDGESPEC_TRACEBACK"
+BAD_INPUT, INTERNAL, INTERRUPTED = 2, 70, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, "-V", "--version", prog_name="edgespec", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Speculative decoding on your own device.
+
+    Export a Hugging Face decoder with a draft to a bundle of ONNX graphs, and generate text from it.
+    """
+
+
+for command in (export, run, chat, inspect, verify, quickstart):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: ``argv`` without the program's name, None for ``sys.argv``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A model may write any character; a terminal that cannot show one gets a question mark and not an error.
+            stream.reconfigure(errors="replace")
+
+    def invoke() -> int:
+        code = cli.main(args=None if argv is None else list(argv), prog_name="edgespec", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+
+    sys.exit(guarded(invoke))
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """The exit code of ``action``; an error is reported on stderr in one line."""
+    try:
+        return action()
+    except click.exceptions.Exit as signal:
+        return signal.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        report("interrupted", prefix="")
+        return INTERRUPTED
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "edgespec"
+        return report(f"{error.format_message()} (see: {where} --help)")
+    except EdgespecError as error:
+        return report(str(error), error)
+    except BrokenPipeError:
+        # The reader of our output is gone, as in `edgespec run ... | head`. Python would complain once more when it
+        # flushes stdout at exit, so give it a place to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return report(f"{place}{error.strerror or error}", error)
+    except MemoryError as error:
+        return report("out of memory; close other programs, or take a smaller model, --context or --memory-budget", error)
+    except Exception as error:
+        report(
+            f"unexpected {type(error).__name__}: {error}; this is a bug in edgespec: please report it with the output of the same "
+            f"command under {TRACEBACK_VARIABLE}=1",
+            error,
+        )
+        return INTERNAL
+
+
+def report(message: str, error: BaseException | None = None, prefix: str = "error: ") -> int:
+    """Print ``edgespec: error: message`` as one line and return the exit code for bad input."""
+    if error is not None and os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exception(error)
+    click.echo(f"edgespec: {prefix}{' '.join(message.split())}", err=True)
+    return BAD_INPUT

@@ -1,0 +1,82 @@
+"""``edgespec export``: checkpoint in, bundle out. The work is in edgespec.export; here are its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.output import facts, human_bytes
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.export.config import ExportConfig
+
+WEIGHTS = click.Choice(["int4", "int8", "fp32"])
+EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
+
+
+@click.command(short_help="Turn a checkpoint and a draft into a bundle.")
+@click.argument("target")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to make for the bundle.")
+@click.option("--draft", help="Draft model: like TARGET, or layers:N for the target's own first N layers.")
+@click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
+@click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
+@click.option("--block-size", type=click.IntRange(16), default=32, show_default=True, help="Weights that share a scale.")
+@click.option("--context", type=click.IntRange(1), help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
+@click.option("--max-width", type=click.IntRange(1), default=16, show_default=True, help="Most new tokens in a verification pass.")
+@click.option("--max-kl", type=click.FloatRange(0), help="Fail if the exported target diverges more than this from the original, in nats.")
+@click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint. Only if you trust its author.")
+@click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")
+@click.option("--quiet", is_flag=True, help="No progress bars and no summary.")
+def export(**options: Any) -> None:
+    """Turn TARGET, and a draft if one is given, into a bundle.
+
+    TARGET is a model id on the Hugging Face Hub, a local checkpoint folder, or a .gguf file.
+    """
+    run_export(options)
+
+
+def run_export(options: dict[str, Any]) -> None:
+    """Export with ``options`` named like the fields of ExportConfig, and print a summary."""
+    config = make_config(options)
+    from edgespec.export import export_bundle
+
+    report = export_bundle(config)
+    if config.quiet:
+        return
+    manifest = report.manifest
+    lines = [
+        ("bundle", str(config.output)),
+        ("models", ", ".join(f"{name} ({model.architecture})" for name, model in manifest.models.items())),
+        ("size", human_bytes(sum(file.size for file in manifest.files))),
+        ("took", f"{report.seconds:.0f} s, at most {human_bytes(report.peak_rss_bytes)} of memory"),
+    ]
+    fidelity = manifest.target.fidelity
+    if fidelity:
+        lines.insert(3, ("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} of {fidelity.rows} rows"))
+    click.echo(facts(lines), err=True)
+    click.echo(f"next: edgespec run {config.output} 'Hello'", err=True)
+
+
+def make_config(options: dict[str, Any]) -> ExportConfig:
+    """The frozen configuration of the exporter.
+
+    Raises:
+        UsageError: the exporter's libraries are not installed. Says what to install.
+    """
+    need_export_extras()
+    from edgespec.export.config import ExportConfig
+
+    return ExportConfig(**options)
+
+
+def need_export_extras() -> None:
+    """Refuse by name before any work when a library of the exporter is missing; nothing is imported to find out."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf") if not find_spec(name)]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} not installed; {EXTRAS_HINT}")

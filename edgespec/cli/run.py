@@ -1,0 +1,3 @@
+import click
+@click.command()
+def run(): pass
