@@ -7,6 +7,7 @@ cannot leave the bundle, and an error names the field and the value.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
@@ -22,6 +23,8 @@ MANIFEST_NAME = "edgespec.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
+_MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_WIDTH = re.compile(r"[1-9][0-9]{0,5}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
 
@@ -183,7 +186,7 @@ def read_manifest(bundle: Path) -> Manifest:
 def parse_manifest(text: str, where: str = MANIFEST_NAME) -> Manifest:
     """Parse and check the text of a manifest; ``where`` starts the error messages."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -195,9 +198,18 @@ def parse_manifest(text: str, where: str = MANIFEST_NAME) -> Manifest:
         raise BundleError(
             f"{where}: format_version: {version} is newer than {FORMAT_VERSION}, the newest this edgespec reads; upgrade edgespec"
         )
-    manifest = _decode(Manifest, data, where, "")
+    manifest: Manifest = _decode(Manifest, data, where, "")
     _check(manifest, where)
     return manifest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names differ: of a name given twice, two readers of the format might take different values."""
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        twice = collections.Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{_short(twice)} is given twice in one object")
+    return names
 
 
 def _decode(kind: Any, value: Any, where: str, field: str) -> Any:
@@ -230,11 +242,19 @@ def _decode(kind: Any, value: Any, where: str, field: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise wrong("an object")
-        return {key: _decode(args[1], item, where, f"{field}.{key}") for key, item in value.items()}
-    if kind is float and type(value) is int:
+        return {
+            _decode(str, key, where, f"{field} names"): _decode(args[1], item, where, f"{field}.{_plain(key)}")
+            for key, item in value.items()
+        }
+    if kind is float and type(value) in (int, float):
+        # NaN and Infinity are no JSON, though Python reads them, and 10**400 is a whole number that no float holds.
+        if not -1e300 < value < 1e300:
+            raise wrong("a finite number")
         return float(value)
     if type(value) is not kind:
         raise wrong({str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind])
+    if kind is str and not _is_unicode(value):
+        raise wrong("text")
     return value
 
 
@@ -248,7 +268,12 @@ def _check(manifest: Manifest, where: str) -> None:
     listed: set[str] = set()
     for index, file in enumerate(manifest.files):
         field = f"files[{index}]"
-        need(bool(_FILE_NAME.fullmatch(file.name)) and file.name != MANIFEST_NAME, f"{field}.name", file.name, "is not a plain file name inside the bundle")
+        need(
+            bool(_FILE_NAME.fullmatch(file.name)) and file.name != MANIFEST_NAME,
+            f"{field}.name",
+            file.name,
+            "is not a plain file name inside the bundle",
+        )
         need(file.name not in listed, f"{field}.name", file.name, "is listed twice")
         need(0 <= file.size < 2**50, f"{field}.size", file.size, "is not a file size")
         need(bool(_SHA256.fullmatch(file.sha256)), f"{field}.sha256", file.sha256, "is not a sha256 in lower-case hex")
@@ -259,6 +284,7 @@ def _check(manifest: Manifest, where: str) -> None:
 
     need("target" in manifest.models, "models", sorted(manifest.models), "has no target")
     for name, model in manifest.models.items():
+        need(bool(_MODEL_NAME.fullmatch(name)), "models", name, "is not a name of lower-case letters, digits, '_' and '-'")
         field = f"models.{name}"
         need_file(model.graph, f"{field}.graph")
         for index, file_name in enumerate(model.weights):
@@ -273,23 +299,50 @@ def _check(manifest: Manifest, where: str) -> None:
         need(model.max_width <= model.capacity, f"{field}.max_width", model.max_width, "is more than the capacity")
         need(model.kv_dtype in ("float32", "float16"), f"{field}.kv_dtype", model.kv_dtype, "is not float32 or float16")
         need(1 <= model.quantisation.bits <= 32, f"{field}.quantisation.bits", model.quantisation.bits, "is out of range")
-        need(model.hidden_states is None or 0 < model.hidden_states <= 2**22, f"{field}.hidden_states", model.hidden_states, "is out of range")
+        need(
+            model.hidden_states is None or 0 < model.hidden_states <= 2**22,
+            f"{field}.hidden_states",
+            model.hidden_states,
+            "is out of range",
+        )
+        for width, cost in (model.pass_ms or {}).items():
+            need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
+            need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")
     tokenizer = manifest.tokenizer
     need_file(tokenizer.file, "tokenizer.file")
     need_file(tokenizer.chat_template, "tokenizer.chat_template")
     need(tokenizer.vocab_size > 0, "tokenizer.vocab_size", tokenizer.vocab_size, "is not positive")
-    ids = {"eos_ids": tokenizer.eos_ids, "prefix_ids": tokenizer.prefix_ids, "bos_id": (tokenizer.bos_id,) if tokenizer.bos_id is not None else ()}
+    ids = {
+        "eos_ids": tokenizer.eos_ids,
+        "prefix_ids": tokenizer.prefix_ids,
+        "bos_id": (tokenizer.bos_id,) if tokenizer.bos_id is not None else (),
+    }
     for name, values in ids.items():
         for value in values:
             need(0 <= value < manifest.target.vocab_size, f"tokenizer.{name}", value, "is outside the target's vocabulary")
     for index, drafter in enumerate(manifest.drafters):
-        need(drafter.model is None or drafter.model in manifest.models, f"drafters[{index}].model", drafter.model, "is not among the models")
+        need(
+            drafter.model is None or drafter.model in manifest.models, f"drafters[{index}].model", drafter.model, "is not among the models"
+        )
+    for index, wide in enumerate(manifest.exactness.widths if manifest.exactness else ()):
+        need(0 < wide <= 2**16, f"exactness.widths[{index}]", wide, "is out of range")
 
 
 def _kind(value: object) -> str:
     return {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether ``text`` can be written as UTF-8. JSON can smuggle in half of a surrogate pair, which cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _plain(key: str) -> str:
+    """``key`` as part of a field's name: as it is if that is harmless."""
+    return key if key.isascii() and key.isprintable() and len(key) < 60 else _short(key)
+
+
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, (dict, list)) else _kind(value)
+    # Escaped, because it comes from a stranger and goes to a terminal.
+    text = json.dumps(value, default=str) if not isinstance(value, (dict, list)) else _kind(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,10 +1,10 @@
 """The command group, and the one place where an error becomes a line on stderr and an exit code.
 
-    0    done
-    1    `edgespec verify` found a difference
-    2    bad input or a limit of this machine: one line, `edgespec: error: ...`, and never a traceback
-    70   a bug in edgespec: one line that asks for a report
-    130  interrupted (Ctrl-C)
+0    done
+1    `edgespec verify` found a difference
+2    bad input or a limit of this machine: one line, `edgespec: error: ...`, and never a traceback
+70   a bug in edgespec: one line that asks for a report
+130  interrupted (Ctrl-C)
 """
 
 from __future__ import annotations

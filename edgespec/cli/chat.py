@@ -1,3 +1,6 @@
 import click
+
+
 @click.command()
-def chat(): pass
+def chat():
+    pass

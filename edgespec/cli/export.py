@@ -23,10 +23,10 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--draft", help="Draft model: like TARGET, or layers:N for the target's own first N layers.")
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
 @click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
-@click.option("--block-size", type=click.IntRange(16), default=32, show_default=True, help="Weights that share a scale.")
-@click.option("--context", type=click.IntRange(1), help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
-@click.option("--max-width", type=click.IntRange(1), default=16, show_default=True, help="Most new tokens in a verification pass.")
-@click.option("--max-kl", type=click.FloatRange(0), help="Fail if the exported target diverges more than this from the original, in nats.")
+@click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale.")
+@click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
+@click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
+@click.option("--max-kl", type=float, help="Fail if the exported target diverges more than this from the original, in nats.")
 @click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint. Only if you trust its author.")
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")
@@ -77,6 +77,8 @@ def need_export_extras() -> None:
     """Refuse by name before any work when a library of the exporter is missing; nothing is imported to find out."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf") if not find_spec(name)]
+    missing = [
+        name for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf") if not find_spec(name)
+    ]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed; {EXTRAS_HINT}")

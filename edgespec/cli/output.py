@@ -34,7 +34,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
 
     def render(line: Sequence[str]) -> str:
-        cells = (cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        cells = (
+            cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         return "  ".join(cells).rstrip()
 
     text = [render(line) for line in lines]

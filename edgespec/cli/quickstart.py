@@ -1,3 +1,6 @@
 import click
+
+
 @click.command()
-def quickstart(): pass
+def quickstart():
+    pass

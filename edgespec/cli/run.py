@@ -1,3 +1,6 @@
 import click
+
+
 @click.command()
-def run(): pass
+def run():
+    pass

@@ -1,3 +1,6 @@
 import click
+
+
 @click.command()
-def verify(): pass
+def verify():
+    pass
