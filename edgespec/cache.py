@@ -1,0 +1,52 @@
+"""The user's cache folder: small JSON files that can be measured again, so that losing one costs seconds.
+
+Nothing here is fatal. A folder that cannot be written and a file that cannot be read count as "not cached".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def cache_folder() -> Path:
+    """``EDGESPEC_CACHE``, else the platform's place for caches. The folder need not exist."""
+    if named := os.environ.get("EDGESPEC_CACHE"):
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "edgespec" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "edgespec"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgespec"
+
+
+def read_json(name: str) -> dict[str, Any] | None:
+    """The object stored as ``name`` (a plain file name), None when there is none that can be read."""
+    try:
+        data = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def write_json(name: str, data: dict[str, Any]) -> bool:
+    """Store ``data`` as ``name``, whole or not at all. False when the folder cannot be written."""
+    temporary = None
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+        os.replace(temporary, folder / name)
+    except (OSError, RuntimeError):
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return False
+    return True

@@ -1,0 +1,13 @@
+"""edgespec.runtime: from a bundle to text, with numpy, ONNX Runtime, tokenizers and jinja2 and nothing else.
+
+``load`` opens a bundle; :mod:`edgespec.runtime.loop` is where to start reading.
+"""
+
+from __future__ import annotations
+
+from edgespec.runtime.engine import Engine, GenerationResult, Piece, load
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.stats import Stats
+from edgespec.runtime.verify import VerifyReport, verify
+
+__all__ = ["Engine", "GenerationOptions", "GenerationResult", "Piece", "Stats", "VerifyReport", "load", "verify"]

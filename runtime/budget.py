@@ -1,0 +1,50 @@
+"""A memory budget: how many rows of KV cache fit beside the weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edgespec.errors import CapacityError, UsageError
+from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.model import bytes_per_row
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+LEAST_ROWS = 256
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of 300000000, "300MB" or "1.5 GiB"."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        amount = float(size)
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?)B?\s*", str(size).upper())
+        if not match or match[2] not in UNITS:
+            raise UsageError(f"memory budget {size!r}: expected bytes, or a number with a unit such as 300MB or 1.5GiB")
+        amount = float(match[1]) * UNITS[match[2]]
+    if amount <= 0:
+        raise UsageError(f"memory budget {size!r}: expected more than nothing")
+    return int(amount)
+
+
+def rows_that_fit(manifest: Manifest, models: Sequence[ModelSpec], budget: int | None) -> int:
+    """KV rows for each of ``models``: as many as the target was exported for, fewer under a budget.
+
+    Raises:
+        CapacityError: the weights' files and a cache of a few hundred rows do not fit.
+    """
+    most = manifest.target.capacity
+    if budget is None:
+        return most
+    sizes = {file.name: file.size for file in manifest.files}
+    weights = sum(sizes[name] for name in {name for model in models for name in (model.graph, *model.weights)})
+    per_row = sum(map(bytes_per_row, models))
+    rows = min(most, (budget - weights) // per_row)
+    least = min(LEAST_ROWS, most)
+    if rows < least:
+        needed = weights + least * per_row
+        raise CapacityError(
+            f"memory budget of {budget / 1e6:.0f} MB: the weights ({weights / 1e6:.0f} MB) and a cache of {least} tokens "
+            f"need {needed / 1e6:.0f} MB; raise the budget or export with fewer bits"
+        )
+    return rows

@@ -1,0 +1,102 @@
+"""Drafters: what proposes tokens. One file each, and a registry by name.
+
+A drafter sees token ids, never the target's session. To add one, write a class with the methods of :class:`Drafter`
+and register a factory under its name; the loop, the command line and ``edgespec verify`` then know it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+from edgespec.runtime.model import Model
+from edgespec.tree import DraftTree
+
+
+class Drafter(Protocol):
+    """Proposes what may follow a context. It serves one generation, whose context only grows."""
+
+    name: str
+
+    def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
+        """A tree of at most ``max_tokens`` nodes to follow ``context``; an empty one if there is no good guess."""
+
+    def observe(self, context: Sequence[int], accepted: int) -> None:
+        """The round is over: ``context`` has grown, ``accepted`` of the proposed tokens are in it."""
+
+    @property
+    def passes(self) -> int:
+        """Model passes so far, 0 for a drafter without a model."""
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds of these passes inside ONNX Runtime."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What a factory may use. ``draft_model`` loads the model on the first call."""
+
+    vocabulary: int
+    draft_model: Callable[[], Model]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A registered drafter. ``needs_model`` says whether the bundle must bring a model for it."""
+
+    make: Callable[[Resources], Drafter]
+    needs_model: bool
+
+
+_KINDS: dict[str, Kind] = {}
+
+
+def register(name: str, make: Callable[[Resources], Drafter], *, needs_model: bool = False) -> None:
+    """Make a drafter known. ``none`` and ``auto`` are taken."""
+    if name in ("none", "auto") or name in _KINDS:
+        raise UsageError(f"drafter {name!r}: the name is taken")
+    _KINDS[name] = Kind(make, needs_model)
+
+
+def kind_of(name: str) -> Kind:
+    return _KINDS[name]
+
+
+def available(manifest: Manifest) -> tuple[str, ...]:
+    """Names that may be asked for with this bundle: "auto", "none", and each drafter that it has all parts for."""
+    with_model = {drafter.kind for drafter in manifest.drafters if drafter.model is not None}
+    return ("auto", "none", *(name for name, kind in _KINDS.items() if not kind.needs_model or name in with_model))
+
+
+def chosen(name: str, manifest: Manifest) -> tuple[str, ...]:
+    """The drafters that ``name`` stands for, in the order in which they are asked.
+
+    Raises:
+        UsageError: no drafter of that name, or the bundle has no model for it.
+    """
+    known = available(manifest)
+    if name not in known:
+        if name in _KINDS:
+            raise UsageError(f"drafter {name!r} needs a draft model, which this bundle lacks; it can run {', '.join(known)}")
+        raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(known)}")
+    return {"auto": known[2:], "none": ()}.get(name, (name,))
+
+
+def model_name(kind: str, manifest: Manifest) -> str | None:
+    """The entry of the manifest's models that belongs to a drafter."""
+    return next((drafter.model for drafter in manifest.drafters if drafter.kind == kind and drafter.model is not None), None)
+
+
+def _register_own() -> None:
+    from edgespec.runtime.drafters.draft_model import DraftModel
+    from edgespec.runtime.drafters.ngram import NGram
+
+    register("ngram", lambda _: NGram())
+    register("draft", lambda resources: DraftModel(resources.draft_model(), resources.vocabulary), needs_model=True)
+
+
+_register_own()

@@ -1,0 +1,71 @@
+"""Asks several drafters in turn, each with its own number of tokens, and fills rows that would be padding with guesses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from edgespec.runtime.controller import LengthPolicy
+from edgespec.runtime.drafters import Drafter
+from edgespec.runtime.drafters.ngram import NGram
+from edgespec.tree import DraftTree
+
+
+@dataclasses.dataclass
+class Source:
+    """A drafter and who decides how many tokens it proposes."""
+
+    drafter: Drafter
+    policy: LengthPolicy
+
+
+class Proposer:
+    """The first source that has a proposal gives it: the cheap ones are asked first. No sources is plain decoding."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        # Guesses come from the n-gram drafter's own index when there is one, so that the context is indexed once.
+        indexes = [source.drafter for source in self.sources if isinstance(source.drafter, NGram)]
+        self._guesser = (indexes[0] if indexes else NGram()) if self.sources else None
+        self._asked: Source | None = None
+        self._proposed = 0
+
+    def propose(self, context: Sequence[int], limit: int) -> DraftTree:
+        """A tree of at most ``limit`` nodes."""
+        self._asked, self._proposed = None, 0
+        for source in self.sources:
+            count = min(source.policy.length(), limit)
+            if count < 1:
+                continue
+            tree = source.drafter.propose(context, count)
+            if len(tree):
+                self._asked, self._proposed = source, len(tree)
+                return tree
+        return DraftTree()
+
+    def fill(self, context: Sequence[int], tree: DraftTree, spare: int) -> DraftTree:
+        """``tree`` with up to ``spare`` guesses after a chain; these rows are in the pass anyway."""
+        if self._guesser is None or spare < 1 or not tree.is_chain:
+            return tree
+        guesses = self._guesser.look_up(context, tree.tokens, spare, shortest=1)
+        return DraftTree.chain((*tree.tokens, *guesses)) if guesses else tree
+
+    def observe(self, context: Sequence[int], accepted: int) -> None:
+        """A round accepted so many nodes; guesses that filled rows say nothing about the drafter that was asked."""
+        if self._asked is not None:
+            self._asked.policy.observe(self._proposed, min(accepted, self._proposed))
+            self._asked.drafter.observe(context, min(accepted, self._proposed))
+
+    @property
+    def passes(self) -> int:
+        return sum(source.drafter.passes for source in self.sources)
+
+    @property
+    def run_seconds(self) -> float:
+        return sum(source.drafter.run_seconds for source in self.sources)
+
+    @property
+    def off(self) -> str | None:
+        """Why nothing is drafted, if every source is off."""
+        reasons = [f"{source.drafter.name}: {reason}" for source in self.sources if (reason := source.policy.off)]
+        return "; ".join(reasons) if reasons and len(reasons) == len(self.sources) else None

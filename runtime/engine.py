@@ -1,0 +1,347 @@
+"""The engine: a loaded bundle that generates text.
+
+    with edgespec.load("bundle") as engine:
+        for piece in engine.stream("List three uses of a paperclip."):
+            print(piece.text, end="", flush=True)
+        print(engine.generate("And of a brick?").stats.tokens_per_pass)
+
+An engine has one KV cache and so generates one text at a time. What a prompt shares with the text before it is not
+computed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgespec.bundle import bundle_key, open_bundle
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+from edgespec.runtime import calibration, drafters
+from edgespec.runtime.budget import parse_size, rows_that_fit
+from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
+from edgespec.runtime.cost import measure_draft_step, measure_widths
+from edgespec.runtime.drafters.proposer import Proposer, Source
+from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
+from edgespec.runtime.loop import Block, FinishReason, Target, generate_blocks, most_tokens
+from edgespec.runtime.machine import machine_name
+from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.sampling import make_sampler
+from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
+from edgespec.runtime.stats import Stats
+from edgespec.runtime.text.chat_template import ChatTemplate, Message
+from edgespec.runtime.text.detokenizer import Detokenizer
+from edgespec.runtime.text.stop import StopTexts
+from edgespec.runtime.text.tokenizer import Tokenizer
+import itertools
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Text as it comes: complete characters, the tokens behind them, and whether each of these was drafted.
+
+    The pieces' tokens together are the generation's tokens, an end-of-text token included, whose text is empty. Only
+    around a stop text, of which nothing is shown, can a piece's text be that of neighbouring tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    finish_reason: FinishReason | None = None
+    """On the last piece."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationResult:
+    """A whole generation. ``finish_reason`` is "eos", "stop" (a stop text), "length" (max_new_tokens) or "capacity" (the
+    KV cache is full)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+def load(
+    path: str | Path,
+    *,
+    memory_budget: int | str | None = None,
+    providers: Sequence[str] | None = None,
+    threads: int | None = None,
+) -> Engine:
+    """Open a bundle.
+
+    Args:
+        path: the bundle's folder.
+        memory_budget: bytes, or text such as "300MB"; the KV cache is cut so that weights and cache fit.
+        providers: ONNX Runtime's execution providers in order of preference; the CPU by default.
+        threads: threads of a pass; by default the cores that the process may use.
+
+    Raises:
+        BundleError: the bundle is missing, damaged or newer than this version.
+        CapacityError: the budget is too small.
+        UsageError: an argument is out of range.
+        RuntimeFailure: ONNX Runtime cannot load a graph.
+    """
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise UsageError(f"threads: {threads!r} is not a number from 1")
+    budget = None if memory_budget is None else parse_size(memory_budget)
+    return Engine(Path(path), budget=budget, providers=check_providers(providers), threads=threads or default_threads())
+
+
+class Engine:
+    """See the module. Made by :func:`load`; use it in a ``with`` statement, or call ``close``."""
+
+    def __init__(self, path: Path, *, budget: int | None, providers: tuple[str, ...], threads: int) -> None:
+        self.path = path
+        self.manifest: Manifest = open_bundle(path)
+        self.threads = threads
+        self.providers = providers
+        spec = self.manifest.target
+        self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
+        self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
+        names = {drafter.model for drafter in self.manifest.drafters if drafter.model is not None}
+        self.capacity = rows_that_fit(self.manifest, [spec, *(self.manifest.models[name] for name in sorted(names))], budget)
+        self._models: dict[str, Model] = {}
+        self._cached: list[int] = []
+        """Tokens whose rows the target's cache holds, in order."""
+        self._busy = False
+        self._closed = False
+        self._model("target")
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The values of the option ``drafter`` that this bundle can run."""
+        return drafters.available(self.manifest)
+
+    @property
+    def exactness(self) -> Exactness:
+        """Result of this machine's self-test of the target; the first time it takes about a second and is then cached."""
+        return self._calibration.exactness
+
+    @property
+    def cost_curve(self) -> dict[int, float]:
+        """Milliseconds of a target pass by width, measured on this machine."""
+        return dict(self._calibration.target_ms)
+
+    @property
+    def draft_cost(self) -> dict[str, float]:
+        """Milliseconds of one draft step, by drafter that has a model."""
+        return dict(self._calibration.draft_ms)
+
+    def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """Generate a whole text. Arguments and errors are those of :meth:`stream`."""
+        stats = Stats()
+        text: list[str] = []
+        tokens: list[int] = []
+        reason: FinishReason | None = None
+        for piece in self._start(prompt, GenerationOptions.of(**options), stats):
+            text.append(piece.text)
+            tokens.extend(piece.token_ids)
+            reason = piece.finish_reason or reason
+        assert reason is not None, "the last piece says why the text ends"
+        return GenerationResult("".join(text), tuple(tokens), reason, stats)
+
+    def stream(self, prompt: Prompt, *, stats: Stats | None = None, **options: Any) -> Iterator[Piece]:
+        """Generate piece by piece. Closing the iterator early is fine; the engine can go on with another prompt.
+
+        Args:
+            prompt: a text, a list of messages (``{"role": ..., "content": ...}``), or token ids used as they are.
+            stats: counters to fill, for a caller who wants them.
+            options: fields of :class:`~edgespec.runtime.options.GenerationOptions`.
+
+        Raises:
+            UsageError: an option is out of range, the prompt is empty, or another generation is running.
+            CapacityError: the prompt does not fit.
+            RuntimeFailure: a pass fails, or its logits are not finite.
+        """
+        return self._start(prompt, GenerationOptions.of(**options), Stats() if stats is None else stats)
+
+    def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
+        """The token ids that a prompt becomes; ``chat`` as in the options."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UsageError("the prompt is empty")
+            if chat is None:
+                chat = self.chat_template is not None
+            if not chat:
+                return self.tokenizer.encode(prompt, prefix=True)
+            prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence) and not hasattr(prompt, "__len__"):
+            raise UsageError(f"prompt: expected a text, messages or token ids, found {type(prompt).__name__}")
+        if len(prompt) == 0:
+            raise UsageError("the prompt is empty")
+        if not isinstance(prompt[0], Mapping):
+            return self.tokenizer.check(prompt)  # type: ignore[arg-type]
+        if self.chat_template is None:
+            raise UsageError("this bundle has no chat template: give the prompt as one text, without chat")
+        return self.tokenizer.encode(self.chat_template.render(prompt), prefix=False)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Free the models. The engine cannot be used afterwards."""
+        self._closed = True
+        self._models.clear()
+        self._cached.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self, prompt: Prompt, options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
+        """Check everything that can be checked before the first pass, so that a mistake shows at the call."""
+        if self._closed:
+            raise UsageError("the engine is closed")
+        started = time.perf_counter()
+        names = drafters.chosen(options.drafter, self.manifest)
+        most = self.manifest.target.max_width - 1
+        if names and options.draft_length != "auto" and options.draft_length > most:
+            raise UsageError(f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass")
+        context = self.encode(prompt, options.chat)
+        if not context:
+            raise UsageError("the prompt is empty")
+        encoding = time.perf_counter() - started
+        target = self._target(options)
+        most_tokens(target, len(context), options.max_new_tokens)
+        stats.prompt_tokens = len(context)
+        stats.drafter = options.drafter
+        stats.draft_length = options.draft_length if names else 0
+        stats.exactness = "fast" if options.exactness == "fast" else self.exactness.grade
+        stats.time_to_first_token_s = encoding
+        return self._pieces(target, names, context, options, stats)
+
+    def _pieces(
+        self, target: Target, names: Sequence[str], context: list[int], options: GenerationOptions, stats: Stats
+    ) -> Iterator[Piece]:
+        """Blocks of tokens into pieces of text; keeps ``_cached`` in step with the cache whatever happens."""
+        if self._busy:
+            raise UsageError("this engine is generating already; finish or close that generation first")
+        self._busy = True
+        model = target.model
+        try:
+            reuse = options.exactness == "fast" or (
+                self.exactness.grade == "exact" and target.prefill_widths.widths[-1] in self.exactness.widths
+            )
+            model.keep(min(_common(self._cached, context), len(context) - 1) if reuse else 0)
+            proposer = self._proposer(names, target, options)
+            sampler = make_sampler(
+                do_sample=options.do_sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
+            )
+            blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, stats)
+            yield from self._text_of(blocks, options, stats)
+        finally:
+            self._cached = context[: model.length]
+            self._busy = False
+
+    def _text_of(self, blocks: Iterator[Block], options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
+        detokenizer, stopper = Detokenizer(self.tokenizer), StopTexts(options.stop)
+        waiting: list[tuple[int, bool]] = []
+        for block in blocks:
+            last = len(block.tokens) - 1
+            for index, token in enumerate(block.tokens):
+                waiting.append((token, block.drafted[index]))
+                text, stopped = stopper.push(detokenizer.push(token))
+                finish = block.finish if index == last else None
+                if finish and not stopped:
+                    rest, stopped = stopper.push(detokenizer.flush())
+                    text += rest
+                if finish and not stopped:
+                    text += stopper.flush()
+                if stopped:
+                    finish = "stop"
+                    stats.new_tokens -= last - index
+                    stats.accepted -= sum(block.drafted[index + 1 :])
+                if text or finish:
+                    yield Piece(text, tuple(token for token, _ in waiting), tuple(drafted for _, drafted in waiting), finish)
+                    waiting.clear()
+                if finish:
+                    return
+
+    def _target(self, options: GenerationOptions) -> Target:
+        """The target with the widths that the asked exactness allows."""
+        spec = self.manifest.target
+        model = self._model("target")
+        proven = self.exactness if options.exactness == "exact" and self.exactness.grade == "exact" else None
+        verify = tuple(width for width in proven.widths if width <= spec.max_width) if proven else tuple(range(1, spec.max_width + 1))
+        # Where no wide pass is proven, the prompt still goes in wide chunks: they depend on the prompt alone.
+        wide = tuple(range(1, min(PREFILL_WIDTH, model.max_pass) + 1))
+        if proven and proven.widths[-1] >= min(SPAN, model.max_pass):
+            wide = tuple(width for width in proven.widths if width <= PREFILL_WIDTH)
+        return Target(
+            model=model,
+            widths=WidthRule(verify),
+            prefill_widths=WidthRule(wide),
+            vocabulary=self.tokenizer.size,
+            eos_ids=frozenset() if options.ignore_eos else frozenset(self.manifest.tokenizer.eos_ids),
+            branches=proven is None,
+        )
+
+    def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions) -> Proposer:
+        resources = drafters.Resources(self.tokenizer.size, functools.partial(self._draft_model, "draft"))
+        most = target.widths.widths[-1] - 1
+        sources = []
+        for name in names:
+            policy: LengthPolicy
+            if options.draft_length == "auto":
+                policy = AutoLength(functools.partial(self._pass_ms, target.widths), self._calibration.draft_ms.get(name, 0.01), most)
+            else:
+                policy = FixedLength(min(options.draft_length, most))
+            sources.append(Source(drafters.kind_of(name).make(resources), policy))
+        return Proposer(sources)
+
+    def _pass_ms(self, widths: WidthRule, count: int) -> float:
+        """Measured cost of a pass of ``count`` tokens, padded to an allowed width; straight lines between measured widths."""
+        width = widths.fit(count, self.capacity) or count
+        curve = sorted(self._calibration.target_ms.items())
+        for (low, low_ms), (high, high_ms) in itertools.pairwise(curve):
+            if low <= width <= high:
+                return low_ms + (high_ms - low_ms) * (width - low) / (high - low)
+        return curve[0][1] if width < curve[0][0] else curve[-1][1] * width / curve[-1][0]
+
+    def _draft_model(self, kind: str) -> Model:
+        name = drafters.model_name(kind, self.manifest)
+        assert name is not None, "the drafter was checked against the bundle"
+        return self._model(name)
+
+    def _model(self, name: str) -> Model:
+        if name not in self._models:
+            spec = self.manifest.models[name]
+            capacity = min(self.capacity, spec.capacity)
+            self._models[name] = Model(self.path / spec.graph, spec, capacity=capacity, threads=self.threads, providers=self.providers)
+        return self._models[name]
+
+    @functools.cached_property
+    def _calibration(self) -> calibration.Calibration:
+        parts = (bundle_key(self.path), machine_name(), import_onnxruntime().__version__, self.threads, *self.providers, self.capacity)
+        name = calibration.cache_name(parts)
+        found = calibration.read(name)
+        if found is None:
+            found = self._measure()
+            calibration.write(name, found)
+        return found
+
+    def _measure(self) -> calibration.Calibration:
+        target = self._model("target")
+        self._cached.clear()
+        exactness = find_equal_widths(target, self.tokenizer.size)
+        widths = [width for width in range(1, SPAN + 2) if width <= min(target.spec.max_width, target.max_pass)]
+        target_ms = measure_widths(target, widths)
+        draft_ms = {}
+        for kind in self.drafters:
+            if (name := drafters.model_name(kind, self.manifest)) is not None:
+                draft_ms[kind] = measure_draft_step(self._model(name), target, min(4, widths[-1]))
+        return calibration.Calibration(exactness, target_ms, draft_ms)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,231 @@
+"""One model of a bundle: its session, its KV cache, and what can be done to them.
+
+The cache is one zeroed block of memory that the graph reads and writes in place (the past and present of a layer are
+the same rows). Verbs:
+
+    run(tokens, rows, ...)   score S new tokens on top of ``length`` valid rows; afterwards they are valid too
+    keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
+    keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
+
+Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary.
+
+ONNX Runtime is given raw pointers into numpy memory, once per pair (S, R). A pass then changes a few numbers in place
+and binds the attention bias anew, whose shape changes with T: about 60 us beside the pass itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import BundleError, CapacityError, RuntimeFailure
+from edgespec.manifest import KvLayer, ModelSpec
+from edgespec.runtime.session import first_line, make_session
+import itertools
+
+MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
+PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
+
+Floats = npt.NDArray[np.float32]
+
+
+class Model:
+    """A session with a KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
+
+    def __init__(self, graph: Path, spec: ModelSpec, *, capacity: int, threads: int, providers: Sequence[str]) -> None:
+        self.spec = spec
+        self.capacity = capacity
+        self.length = 0
+        self.passes = 0
+        self.run_seconds = 0.0
+        """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
+        self.max_pass = min(capacity, max(PREFILL_WIDTH, spec.max_width))
+        self._graph = graph
+        self._session = make_session(graph, threads, providers)
+        _check_contract(graph, self._session, spec)
+        self._dtype = np.dtype(spec.kv_dtype)
+        self._caches = _allocate_caches(spec.layers, capacity, self._dtype)
+        # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
+        self._tokens = np.zeros(self.max_pass, np.int64)
+        self._positions = np.zeros(self.max_pass, np.int64)
+        self._seqlens = np.zeros(1, np.int32)
+        self._total = np.zeros(1, np.int32)
+        self._rows = np.zeros(self.max_pass, np.int64)
+        self._logits = np.zeros((0, spec.vocab_size), np.float32)
+        # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
+        self._no_bias = _zeroed(self.max_pass * capacity * 4).view(np.float32)
+        self._bias = np.zeros(0, np.float32)
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self._offsets = np.arange(self.max_pass, dtype=np.int64)
+
+    def run(self, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None = None, width: int | None = None) -> Floats:
+        """Score ``tokens`` on top of the valid rows.
+
+        Args:
+            tokens: the S' new tokens.
+            rows: which of them get logits, R indices.
+            parents: for a tree, each token's parent among them, -1 for the cache's last row; None for a chain.
+            width: S, at least S'. The pass is padded to it at the end, where no real row can see the padding, and
+                the padding's cache rows stay invalid.
+
+        Returns:
+            float32 logits [R, V]. It is a view of a buffer that the next pass overwrites.
+
+        Raises:
+            CapacityError: the pass does not fit behind the valid rows.
+            RuntimeFailure: ONNX Runtime refuses the pass.
+        """
+        count, start = len(tokens), self.length
+        width = max(count, width or 0)
+        total = start + width
+        if width > self.max_pass or total > self.capacity:
+            raise CapacityError(f"a pass of {width} tokens does not fit: {start} of {self.capacity} cache rows are in use")
+        self._tokens[:count] = tokens
+        self._tokens[count:width] = tokens[-1]
+        np.add(self._offsets[:width], start, out=self._positions[:width])
+        self._rows[: len(rows)] = rows
+        self._seqlens[0] = total - 1
+        self._total[0] = total
+        bias = self._no_bias
+        if parents is not None:
+            bias = self._tree_bias(parents, width, total)
+        binding = self._binding(width, len(rows))
+        binding.bind_input("attention_bias", "cpu", 0, np.float32, [1, 1, width, total], bias.ctypes.data)
+        started = time.perf_counter()
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            raise RuntimeFailure(f"{self._graph}: a pass of {width} tokens after {start} failed: {first_line(error)}") from error
+        self.run_seconds += time.perf_counter() - started
+        self.passes += 1
+        self.length = start + count
+        return self._logits[: len(rows)]
+
+    def keep(self, length: int) -> None:
+        """Roll back to the first ``length`` rows."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot keep {length} of {self.length} cache rows")
+        self.length = length
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None:
+        """Keep the first ``start`` rows and of those after it only ``rows`` (offsets from ``start``, ascending)."""
+        count = len(rows)
+        if start + max(rows, default=-1) >= self.length or any(b <= a for a, b in itertools.pairwise(rows)):
+            raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
+        if list(rows) != list(range(count)):
+            chosen = np.asarray(rows) + start
+            for cache in self._caches:
+                cache[:, :, start : start + count] = cache[:, :, chosen]
+        self.keep(start + count)
+
+    def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
+        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each. For tests of exactness."""
+        return [cache[:, :, start:stop].copy() for cache in self._caches]
+
+    def _tree_bias(self, parents: Sequence[int], width: int, total: int) -> Floats:
+        """The bias [S, T] under which a row sees the valid rows, its ancestors and itself. Also sets the positions."""
+        start = total - width
+        if self._bias.size < width * total:
+            self._bias = np.empty(width * self.capacity, np.float32)
+        bias = self._bias[: width * total].reshape(width, total)
+        bias.fill(0.0)
+        sees = np.zeros((width, width), bool)
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                sees[row] = sees[parent]
+            sees[row, row] = True
+            self._positions[row] = start if parent < 0 else self._positions[parent] + 1
+        bias[: len(parents), start:][~sees[: len(parents)]] = MASKED
+        return bias
+
+    def _binding(self, width: int, rows: int) -> Any:
+        if rows > len(self._logits):
+            # A larger output moves, so every binding that points at the old one goes.
+            self._logits = np.zeros((rows, self.spec.vocab_size), np.float32)
+            self._bindings.clear()
+        binding = self._bindings.get((width, rows))
+        if binding is None:
+            binding = self._bindings[width, rows] = self._bind(width, rows)
+        return binding
+
+    def _bind(self, width: int, rows: int) -> Any:
+        binding = self._session.io_binding()
+
+        def bind(name: str, array: npt.NDArray[Any], shape: list[int]) -> None:
+            binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+
+        bind("input_ids", self._tokens, [1, width])
+        bind("position_ids", self._positions, [1, width])
+        bind("seqlens_k", self._seqlens, [1])
+        bind("total_sequence_length", self._total, [])
+        bind("logit_rows", self._rows, [rows])
+        binding.bind_output("logits", "cpu", 0, np.float32, [1, rows, self.spec.vocab_size], self._logits.ctypes.data)
+        for index, cache in enumerate(self._caches):
+            name = f"{index // 2}.{'value' if index % 2 else 'key'}"
+            bind(f"past_key_values.{name}", cache, list(cache.shape))
+            binding.bind_output(f"present.{name}", "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
+        return binding
+
+
+def bytes_per_row(spec: ModelSpec) -> int:
+    """Size of one row of the KV cache over all layers."""
+    return sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
+
+
+def _zeroed(size: int) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes of which untouched pages cost nothing. np.zeros would ask for huge pages, and a cache of which only
+    the first rows are used would then be resident as a whole."""
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
+
+
+def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    """Key and value of each layer in turn, [1, H, C, D] each."""
+    shapes = [(1, layer.heads, capacity, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+    sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape in shapes]
+    try:
+        block = _zeroed(sum(sizes))
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapacityError(f"cannot allocate a KV cache of {sum(sizes) / 2**20:.0f} MiB for {capacity} tokens") from error
+    caches, offset = [], 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        caches.append(block[offset : offset + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape))
+        offset += size
+    return caches
+
+
+def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
+    """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass."""
+    kv = "tensor(float16)" if spec.kv_dtype == "float16" else "tensor(float)"
+    inputs: dict[str, tuple[str, list[int | None]]] = {
+        "input_ids": ("tensor(int64)", [1, None]),
+        "position_ids": ("tensor(int64)", [1, None]),
+        "seqlens_k": ("tensor(int32)", [1]),
+        "total_sequence_length": ("tensor(int32)", []),
+        "attention_bias": ("tensor(float)", [1, 1, None, None]),
+        "logit_rows": ("tensor(int64)", [None]),
+    }
+    outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
+    for index, layer in enumerate(spec.layers):
+        for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
+            inputs[f"past_key_values.{index}.{part}"] = outputs[f"present.{index}.{part}"] = (kv, [1, layer.heads, None, dim])
+    for kind, wanted, found in (("input", inputs, session.get_inputs()), ("output", outputs, session.get_outputs())):
+        have = {item.name: item for item in found}
+        for name, (dtype, shape) in wanted.items():
+            if name not in have:
+                raise BundleError(f"{graph}: the graph has no {kind} {name}, which the manifest calls for; export the bundle again")
+            dims = have[name].shape
+            fits = len(dims) == len(shape) and all(
+                not isinstance(dim, int) or want is None or dim == want for dim, want in zip(dims, shape, strict=True)
+            )
+            if have[name].type != dtype or not fits:
+                expected = ["any" if want is None else want for want in shape]
+                found_type = have[name].type
+                raise BundleError(f"{graph}: {kind} {name} is {found_type} {dims}, the manifest says {dtype} {expected}; export it again")
+        if kind == "input" and (extra := sorted(have.keys() - wanted.keys())):
+            raise BundleError(f"{graph}: the graph has an input {extra[0]} that the manifest does not know; export the bundle again")

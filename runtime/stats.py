@@ -1,0 +1,73 @@
+"""Counters of one generation. They add up, which a test holds:
+
+new_tokens     = accepted + own_tokens          a token is either an accepted draft or the target's own
+own_tokens     = 1 + target_passes              the prefill's one and one per pass, less one if the last pass
+                                                ended inside its accepted tokens
+accepted      <= drafted
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from edgespec.runtime.machine import peak_rss_bytes
+
+
+@dataclasses.dataclass
+class Stats:
+    """Statistics of one generation; times in seconds, of which none counts what the caller does between two pieces."""
+
+    drafter: str = "none"
+    draft_length: int | str = 0
+    """As asked: a number, or "auto"; 0 for plain decoding."""
+    exactness: str = "exact"
+    """"exact": proven equal to plain decoding bit for bit. "near": asked for, but no set of widths gave equal bits on
+    this machine, so texts may differ where two tokens are nearly tied. "fast": not asked for."""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose cache rows were still there from the call before."""
+    prefill_passes: int = 0
+    target_passes: int = 0
+    """Passes of the target after the prefill."""
+    draft_passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    new_tokens: int = 0
+    time_to_first_token_s: float = 0.0
+    decode_s: float = 0.0
+    """From the first token to the last."""
+    run_s: float = 0.0
+    """The part of decode_s inside ONNX Runtime."""
+    rounds_by_draft_length: dict[int, int] = dataclasses.field(default_factory=dict)
+    speculation_off: str | None = None
+    """Why there was, at the end, no speculation although a drafter was asked for."""
+
+    @property
+    def own_tokens(self) -> int:
+        return self.new_tokens - self.accepted
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens after the first per pass after the prefill; 1 for plain decoding."""
+        return (self.new_tokens - 1) / self.target_passes if self.target_passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.new_tokens > 1 else 0.0
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of decode_s that is ours and not ONNX Runtime's."""
+        return 1 - self.run_s / self.decode_s if self.decode_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything in plain JSON types, with the peak memory of the process so far."""
+        derived = ("own_tokens", "tokens_per_pass", "acceptance_rate", "decode_tokens_per_s", "overhead_share")
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["rounds_by_draft_length"] = {str(length): count for length, count in sorted(self.rounds_by_draft_length.items())}
+        return {**data, **{name: getattr(self, name) for name in derived}, "peak_rss_bytes": peak_rss_bytes()}

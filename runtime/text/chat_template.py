@@ -1,0 +1,69 @@
+"""Chat templates: Jinja texts that turn messages into a prompt. They come with the checkpoint, so they run in a sandbox.
+
+The environment is the one that transformers gives its templates: block trimming, loop controls, ``raise_exception``,
+``strftime_now`` and a ``tojson`` that does not escape HTML.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgespec.errors import BundleError, UsageError
+from edgespec.manifest import TokenizerSpec
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """The compiled template of a bundle."""
+
+    def __init__(self, bundle: Path, spec: TokenizerSpec) -> None:
+        import jinja2.sandbox
+
+        path = bundle / (spec.chat_template or "")
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._path = path
+        self._tokens = {"bos_token": spec.bos_token or "", "eos_token": spec.eos_token or ""}
+        try:
+            self._template = environment.from_string(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
+            raise BundleError(f"{path}: not a chat template that can be read: {error}") from error
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt for the assistant's next message.
+
+        Raises:
+            UsageError: no messages, a message without role and content, or one that the template refuses.
+        """
+        if not messages:
+            raise UsageError("no messages: give at least one, such as {'role': 'user', 'content': 'Hello'}")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+                raise UsageError(f"messages[{index}]: expected a role and a content, found {message!r}")
+        try:
+            return self._template.render(messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens)
+        except _Refused as error:
+            raise UsageError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template can fail in any way that Python can
+            raise UsageError(f"{self._path}: the chat template fails on these messages: {type(error).__name__}: {error}") from error
+
+
+class _Refused(Exception):
+    """The template called raise_exception."""
+
+
+def _raise(message: str) -> NoReturn:
+    raise _Refused(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
