@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")
 
     def invoke() -> int:
-        code = cli.main(args=None if argv is None else list(argv), prog_name="edgespec", standalone_mode=False)
+        # Not cli.main(): that turns a closed pipe into exit code 1, which is verify's word for a difference.
+        with cli.make_context("edgespec", list(sys.argv[1:] if argv is None else argv)) as context:
+            code = cli.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
 
@@ -64,7 +67,9 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except click.exceptions.Exit as signal:
-        return signal.exit_code
+        # --help and --version end this way, with their text still in the buffer.
+        code = signal.exit_code
+        return guarded(lambda: sys.stdout.flush() or code)
     except (click.Abort, KeyboardInterrupt):
         report("interrupted", prefix="")
         return INTERRUPTED
@@ -74,13 +79,17 @@ def guarded(action: Callable[[], int]) -> int:
     except EdgespecError as error:
         return report(str(error), error)
     except BrokenPipeError:
-        # The reader of our output is gone, as in `edgespec run ... | head`. Python would complain once more when it
-        # flushes stdout at exit, so give it a place to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output is gone, as in `edgespec run ... | head`: nobody to tell, and nothing wrong.
+        abandon_stdout()
         return 0
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return report(f"{place}{error.strerror or error}", error)
+        code = report(f"{place}{error.strerror or error}", error)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            return code
+        abandon_stdout()
+        return code
     except MemoryError as error:
         return report("out of memory; close other programs, or take a smaller model, --context or --memory-budget", error)
     except Exception as error:
@@ -90,6 +99,12 @@ def guarded(action: Callable[[], int]) -> int:
             error,
         )
         return INTERNAL
+
+
+def abandon_stdout() -> None:
+    """Python flushes stdout once more at exit, and complains if that fails: give it a place to flush to."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(message: str, error: BaseException | None = None, prefix: str = "error: ") -> int:

