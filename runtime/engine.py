@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,6 @@ from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.detokenizer import Detokenizer
 from edgespec.runtime.text.stop import StopTexts
 from edgespec.runtime.text.tokenizer import Tokenizer
-import itertools
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -111,8 +111,8 @@ class Engine:
         names = {drafter.model for drafter in self.manifest.drafters if drafter.model is not None}
         self.capacity = rows_that_fit(self.manifest, [spec, *(self.manifest.models[name] for name in sorted(names))], budget)
         self._models: dict[str, Model] = {}
-        self._cached: list[int] = []
-        """Tokens whose rows the target's cache holds, in order."""
+        self._cache_made = "fast"
+        """Exactness of the generation that filled the target's cache."""
         self._busy = False
         self._closed = False
         self._model("target")
@@ -189,7 +189,6 @@ class Engine:
         """Free the models. The engine cannot be used afterwards."""
         self._closed = True
         self._models.clear()
-        self._cached.clear()
 
     def __enter__(self) -> Engine:
         return self
@@ -201,6 +200,7 @@ class Engine:
         """Check everything that can be checked before the first pass, so that a mistake shows at the call."""
         if self._closed:
             raise UsageError("the engine is closed")
+        self._check_idle()
         started = time.perf_counter()
         names = drafters.chosen(options.drafter, self.manifest)
         most = self.manifest.target.max_width - 1
@@ -222,25 +222,40 @@ class Engine:
     def _pieces(
         self, target: Target, names: Sequence[str], context: list[int], options: GenerationOptions, stats: Stats
     ) -> Iterator[Piece]:
-        """Blocks of tokens into pieces of text; keeps ``_cached`` in step with the cache whatever happens."""
-        if self._busy:
-            raise UsageError("this engine is generating already; finish or close that generation first")
+        """Run the loop as a generator that owns the engine until it is finished or closed."""
+        self._check_idle()
         self._busy = True
         model = target.model
         try:
-            reuse = options.exactness == "fast" or (
-                self.exactness.grade == "exact" and target.prefill_widths.widths[-1] in self.exactness.widths
-            )
-            model.keep(min(_common(self._cached, context), len(context) - 1) if reuse else 0)
             proposer = self._proposer(names, target, options)
+            if self._may_reuse(options):
+                model.keep_common(context)
+            else:
+                model.keep(0)
+            self._cache_made = options.exactness
             sampler = make_sampler(
                 do_sample=options.do_sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
             )
             blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, stats)
             yield from self._text_of(blocks, options, stats)
         finally:
-            self._cached = context[: model.length]
             self._busy = False
+
+    def _may_reuse(self, options: GenerationOptions) -> bool:
+        """Whether cache rows of the generation before are what this one would compute. Under "exact" that needs every
+        pass that made them, and every chunk of the prompt, to be of a proven width."""
+        if options.exactness == "fast":
+            return True
+        return self._cache_made == "exact" and self._proven_for_prompts
+
+    @property
+    def _proven_for_prompts(self) -> bool:
+        """Whether there are proven widths large enough to run a prompt with."""
+        return self.exactness.grade == "exact" and self.exactness.widths[-1] >= SPAN
+
+    def _check_idle(self) -> None:
+        if self._busy:
+            raise UsageError("this engine is generating already; finish or close that generation first")
 
     def _text_of(self, blocks: Iterator[Block], options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
         detokenizer, stopper = Detokenizer(self.tokenizer), StopTexts(options.stop)
@@ -273,20 +288,18 @@ class Engine:
         proven = self.exactness if options.exactness == "exact" and self.exactness.grade == "exact" else None
         verify = tuple(width for width in proven.widths if width <= spec.max_width) if proven else tuple(range(1, spec.max_width + 1))
         # Where no wide pass is proven, the prompt still goes in wide chunks: they depend on the prompt alone.
-        wide = tuple(range(1, min(PREFILL_WIDTH, model.max_pass) + 1))
-        if proven and proven.widths[-1] >= min(SPAN, model.max_pass):
-            wide = tuple(width for width in proven.widths if width <= PREFILL_WIDTH)
+        chunks = proven.widths if proven and self._proven_for_prompts else range(1, model.max_pass + 1)
         return Target(
             model=model,
             widths=WidthRule(verify),
-            prefill_widths=WidthRule(wide),
+            prefill_widths=WidthRule(tuple(width for width in chunks if width <= PREFILL_WIDTH)),
             vocabulary=self.tokenizer.size,
             eos_ids=frozenset() if options.ignore_eos else frozenset(self.manifest.tokenizer.eos_ids),
             branches=proven is None,
         )
 
     def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions) -> Proposer:
-        resources = drafters.Resources(self.tokenizer.size, functools.partial(self._draft_model, "draft"))
+        resources = drafters.Resources(self.tokenizer.size, self._draft_model)
         most = target.widths.widths[-1] - 1
         sources = []
         for name in names:
@@ -331,7 +344,6 @@ class Engine:
 
     def _measure(self) -> calibration.Calibration:
         target = self._model("target")
-        self._cached.clear()
         exactness = find_equal_widths(target, self.tokenizer.size)
         widths = [width for width in range(1, SPAN + 2) if width <= min(target.spec.max_width, target.max_pass)]
         target_ms = measure_widths(target, widths)
@@ -340,8 +352,3 @@ class Engine:
             if (name := drafters.model_name(kind, self.manifest)) is not None:
                 draft_ms[kind] = measure_draft_step(self._model(name), target, min(4, widths[-1]))
         return calibration.Calibration(exactness, target_ms, draft_ms)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -113,8 +113,10 @@ def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats:
     stats.reused_tokens = model.length
     while True:
         tokens = context[model.length : model.length + chunk]
-        width = target.prefill_widths.fit(len(tokens), model.capacity - model.length)
-        # Near the capacity there may be no room for padding: then the chunk has its own width, which depends on the prompt alone.
+        room = model.capacity - model.length
+        width = target.prefill_widths.fit(len(tokens), room)
+        if width is None:  # Near the capacity there may be no room for so much padding.
+            tokens = tokens[: target.prefill_widths.widest(min(room, len(tokens)))]
         logits = model.run(tokens, [len(tokens) - 1], width=width)
         stats.prefill_passes += 1
         if model.length == len(context):

@@ -4,6 +4,7 @@ The cache is one zeroed block of memory that the graph reads and writes in place
 the same rows). Verbs:
 
     run(tokens, rows, ...)   score S new tokens on top of ``length`` valid rows; afterwards they are valid too
+    keep_common(context)     keep what a new context shares with the cache
     keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
     keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
 
@@ -15,6 +16,7 @@ and binds the attention bias anew, whose shape changes with T: about 60 us besid
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import time
 from collections.abc import Sequence
@@ -27,7 +29,6 @@ import numpy.typing as npt
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
 from edgespec.manifest import KvLayer, ModelSpec
 from edgespec.runtime.session import first_line, make_session
-import itertools
 
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
@@ -41,7 +42,8 @@ class Model:
     def __init__(self, graph: Path, spec: ModelSpec, *, capacity: int, threads: int, providers: Sequence[str]) -> None:
         self.spec = spec
         self.capacity = capacity
-        self.length = 0
+        self.tokens: list[int] = []
+        """The tokens whose rows are valid, in order."""
         self.passes = 0
         self.run_seconds = 0.0
         """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
@@ -63,6 +65,11 @@ class Model:
         self._bias = np.zeros(0, np.float32)
         self._bindings: dict[tuple[int, int], Any] = {}
         self._offsets = np.arange(self.max_pass, dtype=np.int64)
+
+    @property
+    def length(self) -> int:
+        """Number of valid rows."""
+        return len(self.tokens)
 
     def run(self, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None = None, width: int | None = None) -> Floats:
         """Score ``tokens`` on top of the valid rows.
@@ -104,14 +111,19 @@ class Model:
             raise RuntimeFailure(f"{self._graph}: a pass of {width} tokens after {start} failed: {first_line(error)}") from error
         self.run_seconds += time.perf_counter() - started
         self.passes += 1
-        self.length = start + count
+        self.tokens.extend(tokens)
         return self._logits[: len(rows)]
 
     def keep(self, length: int) -> None:
         """Roll back to the first ``length`` rows."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} cache rows")
-        self.length = length
+        del self.tokens[length:]
+
+    def keep_common(self, context: Sequence[int]) -> None:
+        """Keep the rows that belong to the first tokens of ``context``, but not all of it: one is left to run."""
+        most = min(self.length, len(context) - 1)
+        self.keep(next((index for index in range(most) if self.tokens[index] != context[index]), max(most, 0)))
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         """Keep the first ``start`` rows and of those after it only ``rows`` (offsets from ``start``, ascending)."""
@@ -122,6 +134,7 @@ class Model:
             chosen = np.asarray(rows) + start
             for cache in self._caches:
                 cache[:, :, start : start + count] = cache[:, :, chosen]
+            self.tokens[start : start + count] = [self.tokens[row] for row in chosen]
         self.keep(start + count)
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:

@@ -38,10 +38,10 @@ class Drafter(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a factory may use. ``draft_model`` loads the model on the first call."""
+    """What a factory may use. ``model`` gives the bundle's model for a drafter of that name, loaded on the first call."""
 
     vocabulary: int
-    draft_model: Callable[[], Model]
+    model: Callable[[str], Model]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.ngram import NGram
 
     register("ngram", lambda _: NGram())
-    register("draft", lambda resources: DraftModel(resources.draft_model(), resources.vocabulary), needs_model=True)
+    register("draft", lambda resources: DraftModel(resources.model("draft"), resources.vocabulary), needs_model=True)
 
 
 _register_own()

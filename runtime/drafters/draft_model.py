@@ -21,10 +21,8 @@ class DraftModel:
         self._model = model
         self._vocabulary = min(vocabulary, model.spec.vocab_size)
         self._passes_before, self._seconds_before = model.passes, model.run_seconds
-        self._proposed: list[int] = []
-        self._known = 0
-        """The cache's first rows hold the context's first ``_known`` tokens, and after them those of ``_proposed``."""
-        model.keep(0)
+        self._agreed: int | None = None
+        """So many rows of the cache belong to the context of the last proposal, and so to every later one."""
 
     @property
     def passes(self) -> int:
@@ -37,18 +35,17 @@ class DraftModel:
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         self._roll_back(context)
         count = min(max_tokens, self._model.capacity - len(context))
-        if count < 1 or max(context[self._known :], default=0) >= self._vocabulary:
+        new = list(context[self._model.length :])
+        if count < 1 or max(new) >= self._vocabulary:
             return DraftTree()
-        new = list(context[self._known :])
         for start in range(0, len(new), PREFILL_WIDTH):
             chunk = new[start : start + PREFILL_WIDTH]
             logits = self._model.run(chunk, [len(chunk) - 1])
-        self._known = len(context)
+        self._agreed = self._model.length
         tokens = [int(logits[0, : self._vocabulary].argmax())]
         while len(tokens) < count:
             logits = self._model.run(tokens[-1:], [0])
             tokens.append(int(logits[0, : self._vocabulary].argmax()))
-        self._proposed = tokens[:-1]  # The last one has no cache row yet.
         return DraftTree.chain(tokens)
 
     def observe(self, context: Sequence[int], accepted: int) -> None:
@@ -56,9 +53,10 @@ class DraftModel:
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""
-        for token in self._proposed:
-            if self._known >= len(context) - 1 or context[self._known] != token:
-                break
-            self._known += 1
-        self._proposed = []
-        self._model.keep(self._known)
+        if self._agreed is None:
+            self._model.keep_common(context)  # The rows may be those of another generation: compare from the start.
+            return
+        model, known = self._model, min(self._agreed, len(context) - 1)
+        while known < min(model.length, len(context) - 1) and model.tokens[known] == context[known]:
+            known += 1
+        model.keep(known)

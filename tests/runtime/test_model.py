@@ -1,0 +1,162 @@
+"""The model: cache in place, rollback, padding, trees. On real GroupQueryAttention, where a stale row would show."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.bundle import open_bundle
+from edgespec.errors import BundleError, CapacityError, RuntimeFailure
+from edgespec.manifest import KvLayer, read_manifest
+from edgespec.runtime.model import Model
+from edgespec.tree import DraftTree
+from tests.helpers.bundles import make_attention_bundle
+
+TOKENS = np.random.default_rng(5).integers(0, 256, 64).tolist()
+
+
+def open_model(bundle: Path, capacity: int = 64) -> Model:
+    spec = open_bundle(bundle).target
+    return Model(bundle / spec.graph, spec, capacity=capacity, threads=1, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture
+def model(attention_bundle: Path) -> Model:
+    return open_model(attention_bundle)
+
+
+def fresh(bundle: Path, tokens: list[int], rows: list[int]) -> np.ndarray:
+    return open_model(bundle).run(tokens, rows).copy()
+
+
+def test_passes_of_any_size_equal_one_pass(model: Model, attention_bundle: Path) -> None:
+    expected = fresh(attention_bundle, TOKENS[:30], list(range(30)))
+    out, start = [], 0
+    for size in (7, 1, 1, 5, 2, 14):
+        out.append(model.run(TOKENS[start : start + size], range(size)).copy())
+        start += size
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=1e-4)
+    assert model.tokens == TOKENS[:30]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 9, 19, 20])
+def test_after_any_rollback_going_on_equals_a_fresh_run(model: Model, attention_bundle: Path, kept: int) -> None:
+    model.run(TOKENS[:20], [0])
+    model.keep(kept)
+    other = TOKENS[40:50]
+    expected = fresh(attention_bundle, TOKENS[:kept] + other, [kept + 9])
+    np.testing.assert_allclose(model.run(other, [9]), expected, atol=1e-4)
+    assert model.length == kept + 10
+
+
+def test_padding_is_not_seen_and_not_kept(model: Model, attention_bundle: Path) -> None:
+    model.run(TOKENS[:9], [0])
+    logits = model.run(TOKENS[9:11], [0, 1], width=6).copy()
+    assert model.length == 11
+    np.testing.assert_allclose(logits, fresh(attention_bundle, TOKENS[:11], [9, 10]), atol=1e-4)
+    after = model.run(TOKENS[11:12], [0])
+    np.testing.assert_allclose(after, fresh(attention_bundle, TOKENS[:12], [11]), atol=1e-4)
+
+
+TREES = [
+    DraftTree((5, 6, 7), (-1, 0, -1)),
+    DraftTree((5, 6, 7, 8, 9, 10), (-1, -1, 0, 1, 1, 4)),
+    DraftTree((1, 2, 3, 4, 5, 6, 7), (-1, 0, 0, 1, 2, -1, 5)),
+]
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("tree", TREES)
+def test_a_tree_equals_its_paths_as_chains(tmp_path: Path, tree: DraftTree, window: int | None) -> None:
+    bundle = make_attention_bundle(tmp_path / "b", window=window)
+    model, chain = open_model(bundle), open_model(bundle)
+    prompt, root = TOKENS[: 6 if window else 20], TOKENS[20]
+    parents = (-1, *(parent + 1 for parent in tree.parents))
+    for node in range(len(tree)):
+        path = tree.ancestors(node)
+        if window and len(prompt) + 1 + len(tree) > window:
+            continue  # A window counts cache rows, siblings included, so beyond it a tree is not its paths.
+        model.keep(0)
+        model.run(prompt, [0])
+        out = model.run((root, *tree.tokens), range(1 + len(tree)), parents).copy()
+        chain.keep(0)
+        expected = chain.run([*prompt, root, *(tree.tokens[step] for step in path)], [len(prompt) + len(path)]).copy()
+        np.testing.assert_allclose(out[node + 1 : node + 2], expected, atol=1e-4)
+        # Keeping the path and going on is as if only the path had been run.
+        model.keep_path(len(prompt), (0, *(step + 1 for step in path)))
+        assert model.tokens == chain.tokens
+        np.testing.assert_allclose(model.run([33], [0]), chain.run([33], [0]), atol=1e-4)
+
+
+def test_bindings_of_all_sizes_share_buffers(model: Model, attention_bundle: Path) -> None:
+    for width, count in itertools.product((1, 3, 2), (1, 2, 3)):
+        model.keep(0)
+        rows = [index % width for index in range(count)]
+        np.testing.assert_allclose(model.run(TOKENS[:width], rows), fresh(attention_bundle, TOKENS[:width], rows), atol=1e-4)
+
+
+def test_keep_common(model: Model) -> None:
+    model.run([1, 2, 3, 4], [0])
+    model.keep_common([1, 2, 9, 4, 5])
+    assert model.tokens == [1, 2]
+    model.keep_common([1, 2])
+    assert model.tokens == [1], "one token is left to run"
+    model.keep_common([1])
+    assert model.tokens == []
+
+
+@pytest.mark.parametrize("rows", [(1, 0), (0, 0), (0, 5)])
+def test_keep_path_refuses_what_is_not_there(model: Model, rows: tuple[int, ...]) -> None:
+    model.run([1, 2, 3, 4], [0])
+    with pytest.raises(ValueError, match="not ascending rows"):
+        model.keep_path(0, rows)
+    with pytest.raises(ValueError, match="cannot keep"):
+        model.keep(5)
+
+
+def test_full_cache(attention_bundle: Path) -> None:
+    model = open_model(attention_bundle, capacity=10)
+    model.run(TOKENS[:8], [0])
+    with pytest.raises(CapacityError, match="8 of 10"):
+        model.run([1, 2, 3], [0])
+    model.run([1, 2], [0])
+    assert model.length == 10
+
+
+def test_a_refused_pass_leaves_the_cache_as_it_was(model: Model) -> None:
+    model.run(TOKENS[:8], [0])
+    with pytest.raises(RuntimeFailure, match="a pass of 1 tokens after 8 failed"):
+        model.run([10**6], [0])  # no such token
+    assert model.length == 8
+
+
+def test_a_graph_that_is_not_the_manifests(attention_bundle: Path) -> None:
+    spec = open_bundle(attention_bundle).target
+
+    def load(**changes: object) -> Model:
+        changed = dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+        return Model(attention_bundle / spec.graph, changed, capacity=32, threads=1, providers=["CPUExecutionProvider"])
+
+    with pytest.raises(BundleError, match=r"logits is .* the manifest says"):
+        load(vocab_size=1000)
+    with pytest.raises(BundleError, match=r"no input past_key_values\.2\.key"):
+        load(layers=(*spec.layers, KvLayer(1, 8, 8)))
+    with pytest.raises(BundleError, match=r"input past_key_values\.1\.key that the manifest does not know"):
+        load(layers=spec.layers[:1])
+    with pytest.raises(BundleError, match=r"past_key_values\.0\.key is tensor\(float\)"):
+        load(kv_dtype="float16")
+
+
+def test_a_damaged_graph_is_one_line(tmp_path: Path) -> None:
+    bundle = make_attention_bundle(tmp_path / "b")
+    graph = bundle / "target.onnx"
+    data = bytearray(graph.read_bytes())
+    graph.write_bytes(bytes(data[: len(data) // 2]))
+    spec = read_manifest(bundle).target
+    with pytest.raises(RuntimeFailure, match="cannot load this graph") as caught:
+        Model(graph, spec, capacity=32, threads=1, providers=["CPUExecutionProvider"])
+    assert "\n" not in str(caught.value)
