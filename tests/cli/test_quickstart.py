@@ -1,0 +1,156 @@
+"""The quickstart: the comparison's arithmetic on a look-up target, and the flow with the exporter's part played by a stand-in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli import quickstart
+from edgespec.cli.compare import ARMS, BASE, PLAIN, ArmResult, Comparison, compare, comparison_table, verdict
+from edgespec.errors import ExportError
+from edgespec.runtime import Engine, load
+from tests.cli.conftest import Run, assert_one_line_error
+from tests.helpers.bundles import alphabet_table, make_lookup_bundle
+
+PROMPTS = ("a", "b")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_lookup_bundle(tmp_path_factory.mktemp("quickstart") / "bundle", draft_table=alphabet_table())
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Iterator[Engine]:
+    with load(bundle) as engine:
+        yield engine
+
+
+def test_every_arm_runs_as_often_as_the_others_and_takes_turns(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, str]] = []
+    generate = engine.generate
+
+    def spy(prompt: Any, **options: Any) -> Any:
+        order.append((options["drafter"], options["exactness"]))
+        return generate(prompt, **options)
+
+    monkeypatch.setattr(engine, "generate", spy)
+    ticks: list[int] = []
+    compare(engine, PROMPTS, repetitions=2, max_new_tokens=5, on_run=lambda: ticks.append(1))
+    turn = [(options["drafter"], options["exactness"]) for options in ARMS.values()]
+    assert order == turn * len(PROMPTS) * 3
+    assert len(ticks) == len(order)
+
+
+def test_texts_are_equal_and_passes_are_saved(engine: Engine) -> None:
+    comparison = compare(engine, PROMPTS, repetitions=1, max_new_tokens=20)
+    for prompt in PROMPTS:
+        assert comparison.texts_equal(prompt)
+        arms = comparison.results[prompt]
+        assert arms[PLAIN].tokens_per_pass == 1.0
+        assert arms["draft"].new_tokens == 20
+    text = comparison_table(comparison)
+    assert text.count("yes") == 4
+    assert "NO" not in text
+    json.dumps(comparison.as_dict(), allow_nan=False)
+
+
+def arm(speed: float, *tokens: int) -> ArmResult:
+    return ArmResult(speed, 1.5, len(tokens), tokens, "draft", None)
+
+
+def test_the_base_of_every_ratio_is_the_fastest_plain_decoding() -> None:
+    """Exact plain decoding is slower here, and a draft that only makes up for that is no gain."""
+    comparison = Comparison(
+        {
+            "p": {BASE: arm(100, 1, 2), PLAIN: arm(80, 1, 3), "draft": arm(100, 1, 3), "auto": arm(200, 1, 3)},
+            "q": {BASE: arm(100, 1), PLAIN: arm(80, 1), "draft": arm(100, 1), "auto": arm(50, 1)},
+        }
+    )
+    assert comparison.ratio("p", PLAIN) == 0.8
+    assert comparison.speedup("auto") == pytest.approx(1.0)
+    assert "no gain on this machine (1.00x" in verdict(comparison, "draft")
+    faster = Comparison({"p": comparison.results["p"]})
+    assert verdict(faster, "auto") == "auto: 2.00x the speed of plain decoding, 1.50 tokens per pass"
+    assert comparison.texts_equal("p"), "fast plain decoding may differ, that is why it is called fast"
+
+
+def test_a_text_that_differs_is_shouted() -> None:
+    comparison = Comparison({"p": {BASE: arm(1, 1), PLAIN: arm(1, 1), "draft": arm(1, 2), "auto": arm(1, 1)}})
+    assert not comparison.texts_equal("p")
+    assert "NO" in comparison_table(comparison)
+    assert comparison.as_dict()["prompts"][0]["texts_equal"] is False
+
+
+def test_an_arm_without_speed_gives_zero_and_no_error() -> None:
+    comparison = Comparison({"p": {BASE: arm(0, 1), PLAIN: arm(0, 1), "draft": arm(0, 1), "auto": arm(0, 1)}})
+    assert comparison.speedup("auto") == 0.0
+
+
+@pytest.fixture
+def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
+    """Stand-ins for prepare and write_bundle that copy the look-up bundle; the list says which drafts were written where."""
+    written: list[tuple[str, str]] = []
+
+    def write_bundle(prepared: str, output: Path, draft: str) -> None:
+        assert prepared == "prepared"
+        shutil.copytree(bundle, output)
+        written.append((output.name, draft))
+
+    monkeypatch.setattr("edgespec.export.prepare", lambda _config: "prepared", raising=False)
+    monkeypatch.setattr("edgespec.export.write_bundle", write_bundle, raising=False)
+    monkeypatch.setattr(quickstart, "NEEDED_BYTES", 0)
+    monkeypatch.setattr(quickstart, "REPETITIONS", 1)
+    monkeypatch.setattr(quickstart, "fetch_gguf", lambda: tmp_path / "model.gguf")
+    return written
+
+
+@pytest.mark.parametrize("fastest", quickstart.LAYERS)
+def test_the_fastest_draft_is_kept(
+    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, own_cache: Path, fastest: int
+) -> None:
+    def draft_speed(folder: Path, _threads: int | None) -> float:
+        return 200.0 if folder.name == f"layers-{fastest}" else 100.0
+
+    monkeypatch.setattr(quickstart, "draft_speed", draft_speed)
+    data = json.loads(edgespec("quickstart", "--json").out)
+    assert exporter[-1] == ("quickstart-bundle", f"layers:{fastest}")
+    assert data["draft"] == f"layers:{fastest}"
+    assert data["bundle"] == str(own_cache / "quickstart-bundle")
+    assert data["texts_equal"] is True
+    assert data["draft_tokens_per_s"] == {str(layers): 200.0 if layers == fastest else 100.0 for layers in quickstart.LAYERS}
+    assert {"speedup", "tokens_per_pass", "speedups", "prompts", "machine", "onnxruntime"} <= set(data)
+    assert not [path for path in own_cache.iterdir() if path.name.startswith("quickstart-") and path.name != "quickstart-bundle"]
+
+
+def test_the_table_for_a_person(edgespec: Run, exporter: list[tuple[str, str]], tmp_path: Path) -> None:
+    outcome = edgespec("quickstart", "-o", tmp_path / "kept", "--threads", 1)
+    assert outcome.code == 0
+    assert exporter[-1][0] == "kept"
+    assert "tokens/pass" in outcome.out
+    assert outcome.out.count("yes") == 2 * len(quickstart.PROMPTS)
+    assert f"edgespec run {tmp_path / 'kept'}" in outcome.out
+
+
+def test_nothing_stays_of_an_export_that_fails(
+    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    def fail(_prepared: str, output: Path, **_: str) -> None:
+        output.mkdir()
+        raise ExportError(f"{output}: parity missed")
+
+    monkeypatch.setattr("edgespec.export.write_bundle", fail)
+    assert_one_line_error(edgespec("quickstart"), "parity missed")
+    assert list(own_cache.iterdir()) == []
+    assert exporter == []
+
+
+def test_a_full_disk_is_noticed_first(edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "NEEDED_BYTES", 10**18)
+    assert_one_line_error(edgespec("quickstart"), "needed; free some space")
+    assert exporter == []
