@@ -18,6 +18,7 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy optimum_register/register_edgespec.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

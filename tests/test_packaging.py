@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,16 @@ def test_the_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
     info = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)
     assert "edgespec = edgespec.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
+
+
+def test_optimum_finds_the_command_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optimum")
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "edgespec", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "--draft-weights" in result.stdout
 
 
 def test_every_folder_of_python_files_is_a_package() -> None:
