@@ -1,0 +1,148 @@
+"""The drafters by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.bundle import open_bundle
+from edgespec.errors import UsageError
+from edgespec.runtime import drafters
+from edgespec.runtime.controller import FixedLength
+from edgespec.runtime.drafters.draft_model import DraftModel
+from edgespec.runtime.drafters.ngram import LONGEST, SHORTEST, NGram
+from edgespec.runtime.drafters.proposer import Proposer, Source
+from edgespec.runtime.model import Model
+from edgespec.tree import DraftTree
+
+
+def naive_look_up(context: list[int], count: int) -> list[int]:
+    """The same rule by searching: the longest tail that occurred before, at its latest place."""
+    for size in range(min(LONGEST, len(context) - 1), SHORTEST - 1, -1):
+        for start in range(len(context) - size - 1, -1, -1):
+            if context[start : start + size] == context[-size:]:
+                text = list(context)
+                for _ in range(count):
+                    text.append(text[start + size + len(text) - len(context)])
+                return text[len(context) :]
+    return []
+
+
+def test_ngram_equals_a_search_on_growing_texts() -> None:
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(20):
+        drafter, context = NGram(), rng.integers(0, 4, 3).tolist()
+        for _ in range(40):
+            context.extend(rng.integers(0, 4, rng.integers(1, 4)).tolist())
+            proposal = drafter.propose(context, 5)
+            assert list(proposal.tokens) == naive_look_up(context, 5)
+            found += len(proposal) > 0
+    assert found > 400
+
+
+def test_ngram_goes_round_in_a_loop() -> None:
+    assert NGram().propose([9, 1, 2, 1, 2], 6).tokens == (1, 2, 1, 2, 1, 2)
+
+
+@pytest.mark.parametrize("context", [[], [1], [1, 1], [1, 2, 3, 4]])
+def test_ngram_misses(context: list[int]) -> None:
+    assert len(NGram().propose(context, 4)) == 0
+
+
+def test_ngram_looks_ahead_of_the_context() -> None:
+    assert NGram().look_up([1, 2, 3, 4, 5, 8], [2, 3], 3, 2) == [4, 5, 8]
+    assert NGram().look_up([1, 2, 3, 4, 5, 8], [3], 2, 2) == []
+    assert NGram().look_up([1, 2, 3, 4, 5, 8], [3], 2, 1) == [4, 5]
+
+
+@pytest.fixture
+def draft(attention_bundle: Path) -> Model:
+    spec = open_bundle(attention_bundle).models["draft"]
+    return Model(attention_bundle / spec.graph, spec, capacity=100, threads=1, providers=["CPUExecutionProvider"])
+
+
+def chain_by_hand(model: Model, context: list[int], count: int) -> list[int]:
+    model.keep(0)
+    tokens: list[int] = []
+    for _ in range(count):
+        model.keep(0)
+        tokens.append(int(model.run([*context, *tokens], [len(context) + len(tokens) - 1])[0].argmax()))
+    return tokens
+
+
+def test_draft_model_over_rounds_equals_fresh_runs(draft: Model, attention_bundle: Path) -> None:
+    spec = open_bundle(attention_bundle).models["draft"]
+    other = Model(attention_bundle / spec.graph, spec, capacity=100, threads=1, providers=["CPUExecutionProvider"])
+    drafter = DraftModel(draft, 259)
+    context = [*b"hello"]
+    for accepted, own in ((0, 7), (2, 8), (4, 9), (1, 10), (0, 11), (4, 12)):
+        proposal = drafter.propose(context, 4)
+        assert list(proposal.tokens) == chain_by_hand(other, context, 4)
+        context += [*proposal.tokens[:accepted], own]
+    # Each proposal is one pass that catches up and three steps.
+    assert drafter.passes == 6 * 4
+
+
+def test_draft_model_keeps_what_two_generations_share(draft: Model) -> None:
+    text = [*b"a longer text that both begin with"]
+    DraftModel(draft, 259).propose([*text, 1], 2)
+    seconds = draft.run_seconds
+    again = DraftModel(draft, 259)
+    expected = again.propose([*text, 2], 3)
+    assert draft.run_seconds > seconds
+    assert draft.tokens[: len(text) + 1] == [*text, 2]
+    assert list(expected.tokens) == chain_by_hand(draft, [*text, 2], 3)
+
+
+def test_draft_model_stops_at_its_capacity_and_vocabulary(draft: Model) -> None:
+    assert len(DraftModel(draft, 259).propose([1] * 98, 5)) == 2
+    assert len(DraftModel(draft, 259).propose([1] * 100, 5)) == 0
+    assert len(DraftModel(draft, 200).propose([1, 201], 5)) == 0
+    assert max(DraftModel(draft, 10).propose([1, 2], 5).tokens) < 10
+
+
+class Scripted:
+    """Proposes what it was told to."""
+
+    passes = 0
+    run_seconds = 0.0
+
+    def __init__(self, name: str, *tokens: int) -> None:
+        self.name = name
+        self.tokens = tokens
+        self.seen: list[int] = []
+
+    def propose(self, _context: list[int], max_tokens: int) -> DraftTree:
+        return DraftTree.chain(self.tokens[:max_tokens])
+
+    def observe(self, _context: list[int], accepted: int) -> None:
+        self.seen.append(accepted)
+
+
+def test_the_first_with_a_proposal_is_asked_and_told() -> None:
+    empty, first, second = Scripted("empty"), Scripted("first", 1, 2, 3), Scripted("second", 4, 5)
+    proposer = Proposer([Source(drafter, FixedLength(2)) for drafter in (empty, first, second)])
+    assert proposer.propose([0], 5).tokens == (1, 2)
+    proposer.observe([0], 4)
+    assert (empty.seen, first.seen, second.seen) == ([], [2], [])
+    assert len(proposer.propose([0], 0)) == 0
+
+
+def test_guesses_fill_rows_after_a_chain_only() -> None:
+    proposer = Proposer([Source(Scripted("one", 3), FixedLength(1))])
+    context = [1, 2, 3, 4, 5, 2]
+    tree = proposer.propose(context, 4)
+    assert proposer.fill(context, tree, 2).tokens == (3, 4, 5)
+    assert proposer.fill(context, tree, 0) is tree
+    branches = DraftTree((3, 4), (-1, -1))
+    assert proposer.fill(context, branches, 2) is branches
+    assert Proposer([]).fill(context, DraftTree(), 2) == DraftTree()
+
+
+@pytest.mark.parametrize("name", ["none", "auto", "ngram"])
+def test_a_name_is_registered_once(name: str) -> None:
+    with pytest.raises(UsageError, match="the name is taken"):
+        drafters.register(name, lambda _: NGram())

@@ -1,0 +1,112 @@
+"""The self-test finds widths whose results differ, on graphs made to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgespec.manifest import KvLayer
+from edgespec.runtime import load
+from edgespec.runtime.exactness import Exactness, WidthRule
+from tests.helpers.bundles import alphabet_table, logits_of_table, lookup_graph, make_lookup_bundle, write_bundle
+
+WIDEST = 200
+
+
+def graph_with_error(error: Callable[[int, int], float]) -> onnx.ModelProto:
+    """The alphabet's graph whose logits of row r in a pass of S tokens are too large by error(S, r)."""
+    graph = lookup_graph(logits_of_table(alphabet_table()))
+    errors = np.array([[error(width, row) for row in range(WIDEST)] for width in range(WIDEST)], np.float32)
+    nodes = graph.graph.node
+    next(node for node in nodes if "logits" in node.output).output[0] = "right_logits"
+    nodes.extend(
+        [
+            helper.make_node("Shape", ["input_ids"], ["width"], start=1, end=2),
+            helper.make_node("Gather", ["errors", "width"], ["errors_of_width"], axis=0),
+            helper.make_node("Gather", ["errors_of_width", "logit_rows"], ["errors_of_rows"], axis=1),
+            helper.make_node("Unsqueeze", ["errors_of_rows", "last"], ["error"]),
+            helper.make_node("Add", ["right_logits", "error"], ["logits"]),
+        ]
+    )
+    graph.graph.initializer.extend([numpy_helper.from_array(errors, "errors"), helper.make_tensor("last", TensorProto.INT64, [1], [2])])
+    onnx.checker.check_model(graph)
+    return graph
+
+
+def self_test(path: Path, error: Callable[[int, int], float], **changes: object) -> Exactness:
+    bundle = write_bundle(path, {"target": graph_with_error(error)}, {"target": (KvLayer(1, 1, 1),)}, chat=False, **changes)
+    with load(bundle, threads=1) as engine:
+        return engine.exactness
+
+
+ALL = (1, 2, 3, 4, 5, 6, 7, 8)
+WIDE = (24, 32, 48, 64, 96, 128)
+
+
+@pytest.mark.parametrize(
+    ("error", "widths"),
+    [
+        (lambda *_: 0, (*ALL, *WIDE)),
+        (lambda width, _: width == 1, (*ALL[1:], *WIDE)),
+        (lambda width, row: width % 2 and row == width - 1, (2, 4, 6, 8, *WIDE)),
+        (lambda width, _: width in (1, 5, 6), (2, 3, 4, 7, 8, *WIDE)),
+        (lambda width, row: width > 30 and row == width - 1, (*ALL, 24)),
+    ],
+)
+def test_the_largest_set_of_equal_widths(tmp_path: Path, error: Callable[[int, int], float], widths: tuple[int, ...]) -> None:
+    found = self_test(tmp_path / "b", error)
+    assert (found.grade, found.widths) == ("exact", widths)
+
+
+def test_no_two_widths_agree(tmp_path: Path) -> None:
+    found = self_test(tmp_path / "b", lambda width, _: width / 100)
+    assert found.grade == "near"
+    assert found.widths == (*ALL, *WIDE)
+    assert found.difference == pytest.approx(0.07, rel=1e-3)
+
+
+def test_a_width_that_depends_on_the_row_is_not_used(tmp_path: Path) -> None:
+    found = self_test(tmp_path / "b", lambda width, row: width == 4 and row == 1)
+    assert found.widths == (1, 2, 3, 5, 6, 7, 8, *WIDE)
+
+
+def test_small_graphs_and_caches(tmp_path: Path) -> None:
+    assert self_test(tmp_path / "a", lambda *_: 0, max_width=1).grade == "exact"
+    assert self_test(tmp_path / "b", lambda *_: 0, max_width=4, capacity=8).widths[:4] == (1, 2, 3, 4)
+
+
+def test_a_graph_that_errs_at_one_row_still_speculates_like_plain(tmp_path: Path) -> None:
+    """At one row the largest logit is another one: only a plain decoding that never runs one row writes the same text."""
+    bundle = make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table())
+
+    def wrong_token(width: int, _row: int) -> float:
+        return float(width == 1)
+
+    graph = graph_with_error(wrong_token)
+    # Instead of adding the error to every logit, mask the right one with it.
+    mask = np.zeros((1, 1, 259), np.float32)
+    mask[..., ord("f")] = -100
+    graph.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    add = graph.graph.node[-1]
+    add.input[1] = "masked"
+    graph.graph.node.insert(len(graph.graph.node) - 1, helper.make_node("Mul", ["error", "mask"], ["masked"]))
+    bundle = write_bundle(tmp_path / "c", {"target": graph}, {"target": (KvLayer(1, 1, 1),)}, chat=False)
+    with load(bundle, threads=1) as engine:
+        assert engine.exactness.widths[0] == 2
+        prompt = "abcdefghabcd"
+        plain = engine.generate(prompt, drafter="none", max_new_tokens=9)
+        drafted = engine.generate(prompt, drafter="ngram", draft_length=4, max_new_tokens=9)
+        assert plain.text == drafted.text == "efghijklm"
+        assert engine.generate(prompt, drafter="none", max_new_tokens=9, exactness="fast").text != plain.text
+
+
+def test_width_rule() -> None:
+    rule = WidthRule((2, 4, 8))
+    assert [rule.fit(count, 100) for count in (1, 2, 3, 8, 9)] == [2, 2, 4, 8, None]
+    assert rule.fit(3, 3) is None
+    assert [rule.widest(room) for room in (1, 2, 7, 100)] == [0, 2, 4, 8]

@@ -1,0 +1,51 @@
+"""What importing and using the runtime loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+RUNTIME = Path(__file__).parents[2] / "runtime"
+HEAVY = {"torch", "transformers", "onnx", "optimum", "edgespec.export", "click"}
+
+
+def run(code: str, *arguments: str) -> dict[str, object]:
+    out = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True, cwd=RUNTIME.parent)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def test_import_is_light_and_quick() -> None:
+    code = (
+        "import json, sys, time; start = time.perf_counter(); import edgespec.runtime; "
+        "print(json.dumps({'s': time.perf_counter() - start, 'modules': list(sys.modules)}))"
+    )
+    runs = [run(code) for _ in range(3)]
+    modules = set(runs[0]["modules"])  # type: ignore[call-overload]
+    assert not modules & (HEAVY | {"onnxruntime", "tokenizers", "jinja2"})
+    assert min(float(str(found["s"])) for found in runs) <= 0.5
+
+
+def test_generating_loads_nothing_heavy_either(attention_bundle: Path) -> None:
+    code = (
+        "import json, os, sys; import edgespec; engine = edgespec.load(sys.argv[1]); engine.generate('hi', max_new_tokens=5); "
+        "print(json.dumps({'modules': list(sys.modules), 'telemetry': os.environ.get('ORT_DISABLE_TELEMETRY')}))"
+    )
+    found = run(code, str(attention_bundle))
+    assert not set(found["modules"]) & HEAVY  # type: ignore[call-overload]
+    assert found["telemetry"] == "1"
+
+
+def test_sources_import_only_what_the_runtime_may_use() -> None:
+    allowed = {"numpy", "onnxruntime", "tokenizers", "jinja2", "edgespec"} | sys.stdlib_module_names
+    files = sorted(RUNTIME.rglob("*.py"))
+    assert len(files) > 20
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] in allowed, f"{file}: {name}"
+                assert not name.startswith(("edgespec.export", "edgespec.cli")), f"{file}: {name}"
