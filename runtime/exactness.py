@@ -81,7 +81,7 @@ def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (3
         groups = _split(groups or [set(narrow)], prints)
         difference = max(difference, apart)
     best = max(groups or [set()], key=lambda group: (len(group), -min(group)))
-    if len(best) < 2:
+    if len(best) < min(2, len(narrow)):
         model.keep(0)
         return Exactness("near", tuple(narrow + wide), difference, tuple(fitting))
     for length in fitting:
