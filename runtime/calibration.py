@@ -1,60 +1,63 @@
 """What was measured on this machine for a bundle, kept in the user's cache so that it is measured once.
 
-An entry belongs to one bundle (by content), machine, version of ONNX Runtime, thread count and providers. One that
-cannot be read, or that does not look right, is measured again.
+An entry belongs to one bundle (by content), machine, version of ONNX Runtime, thread count, providers and capacity. One
+that cannot be read, or that does not look right, is measured again; so are costs that were measured on a busy machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from edgespec.cache import read_json, write_json
+from edgespec.runtime.cost import Costs
 from edgespec.runtime.exactness import Exactness
 
 FORMAT = 1
+T = TypeVar("T", Exactness, Costs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """``target_ms``: milliseconds of a target pass by width. ``draft_ms``: of one draft step, by drafter."""
-
-    exactness: Exactness
-    target_ms: dict[int, float]
-    draft_ms: dict[str, float]
+def cache_key(parts: Sequence[object]) -> str:
+    """Short name of what ``parts`` identify."""
+    return hashlib.sha256("\n".join(map(str, (FORMAT, *parts))).encode()).hexdigest()[:24]
 
 
-def cache_name(parts: Sequence[object]) -> str:
-    """File name of the entry for what ``parts`` identify."""
-    digest = hashlib.sha256("\n".join(map(str, (FORMAT, *parts))).encode()).hexdigest()[:24]
-    return f"calibration-{digest}.json"
+def exactness(key: str, measure: Callable[[], Exactness]) -> Exactness:
+    """The stored result of the self-test, or a new one."""
+    return _stored(f"exactness-{key}.json", _exactness_of) or _store(f"exactness-{key}.json", measure())
 
 
-def read(name: str) -> Calibration | None:
-    """The entry ``name``, None if there is none or it is damaged."""
+def costs(key: str, measure: Callable[[], Costs]) -> Costs:
+    """The stored costs, or new ones. Those of a busy machine serve now but not the next time."""
+    return _stored(f"costs-{key}.json", _costs_of) or _store(f"costs-{key}.json", measure())
+
+
+def _stored(name: str, decode: Callable[[dict[str, Any]], T]) -> T | None:
     data = read_json(name)
     try:
-        return _decode(data) if data is not None else None
+        return decode(data) if data is not None else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def write(name: str, calibration: Calibration) -> None:
-    """Store the entry; a cache that cannot be written only means that the next start measures again."""
-    write_json(name, dataclasses.asdict(calibration))
+def _store(name: str, value: T) -> T:
+    write_json(name, dataclasses.asdict(value))
+    return value
 
 
-def _decode(data: dict[str, Any]) -> Calibration:
-    found = data["exactness"]
-    exactness = Exactness(
-        str(found["grade"]), tuple(map(int, found["widths"])), float(found["difference"]), tuple(map(int, found["lengths"]))
-    )
+def _exactness_of(data: dict[str, Any]) -> Exactness:
+    found = Exactness(str(data["grade"]), tuple(map(int, data["widths"])), float(data["difference"]), tuple(map(int, data["lengths"])))
+    widths = found.widths
+    if found.grade not in ("exact", "near") or not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
+        raise ValueError("not a result of the self-test")
+    return found
+
+
+def _costs_of(data: dict[str, Any]) -> Costs:
     target = {int(width): float(ms) for width, ms in data["target_ms"].items()}
     draft = {str(name): float(ms) for name, ms in data["draft_ms"].items()}
-    widths = exactness.widths
-    sound = exactness.grade in ("exact", "near") and widths and list(widths) == sorted(set(widths)) and widths[0] >= 1
-    if not sound or not target or min([*target.values(), *draft.values()]) <= 0:
-        raise ValueError("not a calibration")
-    return Calibration(exactness, target, draft)
+    if data["quiet"] is not True or not target or not all(ms > 0 for ms in [*target.values(), *draft.values()]):
+        raise ValueError("not costs to rely on")
+    return Costs(target, draft, True)

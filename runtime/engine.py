@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +22,10 @@ from typing import Any
 from edgespec.bundle import bundle_key, open_bundle
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.runtime import calibration, drafters
+from edgespec.runtime import calibration, cost, drafters
 from edgespec.runtime.budget import parse_size, rows_that_fit
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
-from edgespec.runtime.cost import measure_draft_step, measure_widths
+from edgespec.runtime.cost import Costs
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Block, FinishReason, Target, generate_blocks, most_tokens
@@ -122,20 +121,21 @@ class Engine:
         """The values of the option ``drafter`` that this bundle can run."""
         return drafters.available(self.manifest)
 
-    @property
+    @functools.cached_property
     def exactness(self) -> Exactness:
-        """Result of this machine's self-test of the target; the first time it takes about a second and is then cached."""
-        return self._calibration.exactness
+        """Result of this machine's self-test of the target; the first time it takes a second or two and is then cached."""
+        self._check_idle()
+        return calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
 
     @property
     def cost_curve(self) -> dict[int, float]:
         """Milliseconds of a target pass by width, measured on this machine."""
-        return dict(self._calibration.target_ms)
+        return dict(self._costs.target_ms)
 
     @property
     def draft_cost(self) -> dict[str, float]:
         """Milliseconds of one draft step, by drafter that has a model."""
-        return dict(self._calibration.draft_ms)
+        return dict(self._costs.draft_ms)
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """Generate a whole text. Arguments and errors are those of :meth:`stream`."""
@@ -198,8 +198,6 @@ class Engine:
 
     def _start(self, prompt: Prompt, options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
         """Check everything that can be checked before the first pass, so that a mistake shows at the call."""
-        if self._closed:
-            raise UsageError("the engine is closed")
         self._check_idle()
         started = time.perf_counter()
         names = drafters.chosen(options.drafter, self.manifest)
@@ -224,10 +222,10 @@ class Engine:
     ) -> Iterator[Piece]:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
         self._check_idle()
+        proposer = self._proposer(names, target, options)
         self._busy = True
         model = target.model
         try:
-            proposer = self._proposer(names, target, options)
             if self._may_reuse(options):
                 model.keep_common(context)
             else:
@@ -254,6 +252,9 @@ class Engine:
         return self.exactness.grade == "exact" and self.exactness.widths[-1] >= SPAN
 
     def _check_idle(self) -> None:
+        """A generation and a measurement both need the models' caches for themselves."""
+        if self._closed:
+            raise UsageError("the engine is closed")
         if self._busy:
             raise UsageError("this engine is generating already; finish or close that generation first")
 
@@ -305,20 +306,15 @@ class Engine:
         for name in names:
             policy: LengthPolicy
             if options.draft_length == "auto":
-                policy = AutoLength(functools.partial(self._pass_ms, target.widths), self._calibration.draft_ms.get(name, 0.01), most)
+                policy = AutoLength(functools.partial(self._pass_ms, target.widths), self._costs.draft_ms.get(name, 0.01), most)
             else:
                 policy = FixedLength(min(options.draft_length, most))
             sources.append(Source(drafters.kind_of(name).make(resources), policy))
         return Proposer(sources)
 
     def _pass_ms(self, widths: WidthRule, count: int) -> float:
-        """Measured cost of a pass of ``count`` tokens, padded to an allowed width; straight lines between measured widths."""
-        width = widths.fit(count, self.capacity) or count
-        curve = sorted(self._calibration.target_ms.items())
-        for (low, low_ms), (high, high_ms) in itertools.pairwise(curve):
-            if low <= width <= high:
-                return low_ms + (high_ms - low_ms) * (width - low) / (high - low)
-        return curve[0][1] if width < curve[0][0] else curve[-1][1] * width / curve[-1][0]
+        """Cost of a pass of ``count`` tokens, padded to an allowed width."""
+        return self._costs.of_width(widths.fit(count, self.capacity) or count)
 
     def _draft_model(self, kind: str) -> Model:
         name = drafters.model_name(kind, self.manifest)
@@ -333,22 +329,14 @@ class Engine:
         return self._models[name]
 
     @functools.cached_property
-    def _calibration(self) -> calibration.Calibration:
-        parts = (bundle_key(self.path), machine_name(), import_onnxruntime().__version__, self.threads, *self.providers, self.capacity)
-        name = calibration.cache_name(parts)
-        found = calibration.read(name)
-        if found is None:
-            found = self._measure()
-            calibration.write(name, found)
-        return found
+    def _key(self) -> str:
+        version = import_onnxruntime().__version__
+        parts = (bundle_key(self.path), machine_name(), version, self.threads, *self.providers, self.capacity)
+        return calibration.cache_key(parts)
 
-    def _measure(self) -> calibration.Calibration:
-        target = self._model("target")
-        exactness = find_equal_widths(target, self.tokenizer.size)
-        widths = [width for width in range(1, SPAN + 2) if width <= min(target.spec.max_width, target.max_pass)]
-        target_ms = measure_widths(target, widths)
-        draft_ms = {}
-        for kind in self.drafters:
-            if (name := drafters.model_name(kind, self.manifest)) is not None:
-                draft_ms[kind] = measure_draft_step(self._model(name), target, min(4, widths[-1]))
-        return calibration.Calibration(exactness, target_ms, draft_ms)
+    @functools.cached_property
+    def _costs(self) -> Costs:
+        self._check_idle()
+        with_model = [kind for kind in self.drafters if drafters.model_name(kind, self.manifest) is not None]
+        models = {kind: functools.partial(self._draft_model, kind) for kind in with_model}
+        return calibration.costs(self._key, lambda: cost.measure(self._model("target"), models))

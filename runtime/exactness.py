@@ -23,7 +23,10 @@ import numpy.typing as npt
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 
 SPAN = 16  # positions that every narrow width is tested on
-WIDE = (24, 32, 48, 64, 96, PREFILL_WIDTH)
+WIDE = (24, 32, 64, PREFILL_WIDTH)
+
+Prints = dict[int, bytes]
+"""Fingerprint of the logits and cache row of a position."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,72 +62,68 @@ class WidthRule:
         return max((width for width in self.widths if width <= room), default=0)
 
 
-def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (37, 200)) -> Exactness:
-    """Run the self-test: about 300 narrow passes. The model's cache is empty afterwards.
+def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (37, 300)) -> Exactness:
+    """Run the self-test: about a hundred narrow passes and a few wide ones. The model's cache is empty afterwards.
 
     Args:
         model: the target; what its cache holds is lost.
         vocabulary: test tokens are drawn from 0..vocabulary-1.
-        lengths: numbers of cache rows before the tested positions; those that do not fit are left out.
+        lengths: numbers of cache rows before the tested positions; those that do not fit are left out. At the first one
+            each width is laid side by side over all positions, at the others it is tried at both ends of them.
     """
     span = min(SPAN, model.spec.max_width)
-    widest = min(model.max_pass, max(PREFILL_WIDTH, model.spec.max_width))
     narrow = list(range(1, span + 1))
-    wide = sorted({width for width in (*WIDE, model.spec.max_width) if span < width <= widest})
+    wide = sorted({width for width in (*WIDE, model.spec.max_width) if span < width <= model.max_pass})
     fitting = [length for length in lengths if length + 2 * span <= model.capacity] or [0]
-    tokens = np.random.default_rng(0).integers(0, vocabulary, max(fitting) + widest + 2 * span).tolist()
-    groups: list[set[int]] | None = None
+    tokens = np.random.default_rng(0).integers(0, vocabulary, max(fitting) + model.max_pass + 2 * span).tolist()
+    prints: dict[int, Prints | None] = {width: {} for width in narrow}
     difference = 0.0
     for length in fitting:
         _fill(model, tokens, length)
-        prints, apart = _narrow_prints(model, tokens, length, narrow, span)
-        groups = _split(groups or [set(narrow)], prints)
-        difference = max(difference, apart)
-    best = max(groups or [set()], key=lambda group: (len(group), -min(group)))
+        difference = max(difference, _try_widths(model, tokens, length, span, prints, thorough=length == fitting[0]))
+    best = _largest_set(prints)
     if len(best) < min(2, len(narrow)):
         model.keep(0)
         return Exactness("near", tuple(narrow + wide), difference, tuple(fitting))
-    for length in fitting:
-        _fill(model, tokens, length)
-        wide = [width for width in wide if length + width > model.capacity or _wide_agrees(model, tokens, length, width, max(best))]
+    _fill(model, tokens, fitting[0])
+    proven = [width for width in wide if fitting[0] + width > model.capacity or _wide_agrees(model, tokens, fitting[0], width, best[-1])]
     model.keep(0)
-    return Exactness("exact", tuple(sorted(best) + wide), difference, tuple(fitting))
+    return Exactness("exact", (*best, *proven), difference, tuple(fitting))
 
 
 def _fill(model: Model, tokens: Sequence[int], length: int) -> None:
     model.keep(0)
-    for start in range(0, length, SPAN):
-        model.run(tokens[start : min(start + SPAN, length)], [0])
+    for start in range(0, length, PREFILL_WIDTH):
+        chunk = tokens[start : min(start + PREFILL_WIDTH, length)]
+        model.run(chunk, [len(chunk) - 1])
 
 
-def _narrow_prints(
-    model: Model, tokens: Sequence[int], length: int, widths: Sequence[int], span: int
-) -> tuple[dict[int, list[bytes] | None], float]:
-    """For each width the fingerprints of ``span`` rows after ``length``, None if it does not even agree with itself.
+def _try_widths(model: Model, tokens: Sequence[int], length: int, span: int, prints: dict[int, Prints | None], *, thorough: bool) -> float:
+    """Score ``span`` positions after ``length`` with every width and add the fingerprints of their rows to ``prints``.
 
-    A width lays its passes side by side over the positions, and once more shifted by half a pass, so that a position is
-    a different row of its pass. The second result is the largest difference of a logit from the widest width's.
+    A width's entry becomes None if it does not even agree with itself: a position is tried as different rows of a
+    pass. Returns the largest difference of a logit from the widest width's.
     """
     reference: npt.NDArray[np.float32] | None = None
     difference = 0.0
-    prints: dict[int, list[bytes] | None] = {}
-    for width in sorted(widths, reverse=True):
-        rows: dict[int, bytes] = {}
-        agrees = True
-        logits = np.zeros((span, model.spec.vocab_size), np.float32)
-        starts = [*range(0, span, width), *range(width // 2, span - width // 2, width)]
-        for start in starts:
+    for width in sorted(prints, reverse=True):
+        starts = [*range(0, span - width + 1, width), span - width] if thorough else [span - width, 0]
+        for start in dict.fromkeys(starts):
             model.keep(length + start)
             out = model.run(tokens[length + start : length + start + width], range(width))
-            for row in range(min(width, span - start)):
-                position = start + row
-                found = _print(model, out[row], length + position)
-                agrees &= rows.setdefault(position, found) == found
-                logits[position] = out[row]
-        prints[width] = [rows[position] for position in range(span)] if agrees else None
-        reference = logits if reference is None else reference
-        difference = max(difference, float(np.abs(logits - reference).max()))
-    return prints, difference
+            reference = out.copy() if reference is None else reference
+            difference = max(difference, float(np.abs(out - reference[start : start + width]).max()))
+            for row in range(width):
+                position = length + start + row
+                found = _print(model, out[row], position)
+                own = prints[width]
+                if own is not None and own.setdefault(position, found) != found:
+                    prints[width] = None
+        if not thorough and width > 1:
+            # The next width's first pass builds on cache rows that it does not make itself: let them be the reference's.
+            model.keep(length)
+            model.run(tokens[length : length + span], [0])
+    return difference
 
 
 def _print(model: Model, logits: npt.NDArray[np.float32], position: int) -> bytes:
@@ -134,16 +133,15 @@ def _print(model: Model, logits: npt.NDArray[np.float32], position: int) -> byte
     return digest.digest()
 
 
-def _split(groups: list[set[int]], prints: dict[int, list[bytes] | None]) -> list[set[int]]:
-    """Split each group by fingerprints. A width that does not agree with itself stands alone."""
-    result: list[set[int]] = []
-    for group in groups:
-        classes: dict[object, set[int]] = {}
-        for width in group:
-            found = prints[width]
-            classes.setdefault(width if found is None else tuple(found), set()).add(width)
-        result.extend(classes.values())
-    return result
+def _largest_set(prints: dict[int, Prints | None]) -> list[int]:
+    """The widths, ascending, that agree with one of them at every position that both were tried at."""
+
+    def agree(a: int, b: int) -> bool:
+        first, second = prints[a], prints[b]
+        return first is not None and second is not None and all(first[key] == second[key] for key in first.keys() & second.keys())
+
+    sets = [[width for width in sorted(prints) if agree(width, other)] for other in sorted(prints)]
+    return max(sets, key=len)
 
 
 def _wide_agrees(model: Model, tokens: Sequence[int], length: int, width: int, reference: int) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.cache import cache_folder, read_json, write_json
 from edgespec.runtime import engine as engine_module
 from edgespec.runtime import load
+from edgespec.runtime.cost import Costs
 
 
 def test_what_is_written_is_read(cache: Path) -> None:
@@ -37,50 +41,85 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.fixture
-def measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every self-test."""
-    made: list[int] = []
-    find = engine_module.find_equal_widths
+def measurements(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often the self-test ran and costs were measured. The machine counts as quiet, whatever else runs here."""
+    made = {"exactness": 0, "costs": 0}
+    find, measure = engine_module.find_equal_widths, engine_module.cost.measure
 
-    def counted(*arguments: object) -> object:
-        made.append(1)
-        return find(*arguments)  # type: ignore[arg-type]
+    def counted_find(*arguments: Any) -> Any:
+        made["exactness"] += 1
+        return find(*arguments)
 
-    monkeypatch.setattr(engine_module, "find_equal_widths", counted)
+    def counted_measure(*arguments: Any) -> Any:
+        made["costs"] += 1
+        return dataclasses.replace(measure(*arguments), quiet=made["costs"] != 10)
+
+    monkeypatch.setattr(engine_module, "find_equal_widths", counted_find)
+    monkeypatch.setattr(engine_module.cost, "measure", counted_measure)
     return made
 
 
-def test_measured_once_per_bundle_and_thread_count(attention_bundle: Path, cache: Path, measurements: list[int]) -> None:
+def look(bundle: Path, threads: int = 1) -> None:
+    with load(bundle, threads=threads) as engine:
+        assert engine.exactness.grade == "exact"
+        assert engine.cost_curve.keys() == {1, 2, 3, 4, 5, 6, 8}
+        assert engine.draft_cost.keys() == {"draft"}
+
+
+def test_measured_once_per_bundle_and_thread_count(attention_bundle: Path, cache: Path, measurements: dict[str, int]) -> None:
     for threads, expected in ((1, 1), (1, 1), (2, 2), (1, 2)):
-        with load(attention_bundle, threads=threads) as engine:
-            assert engine.exactness.grade == "exact"
-            assert engine.cost_curve.keys() == set(range(1, 9))
-            assert engine.draft_cost.keys() == {"draft"}
-        assert len(measurements) == expected
-    assert len(list(cache.iterdir())) == 2
+        look(attention_bundle, threads)
+        assert measurements == {"exactness": expected, "costs": expected}
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_costs_of_a_busy_machine_are_not_kept(attention_bundle: Path, measurements: dict[str, int]) -> None:
+    measurements["costs"] = 9
+    for expected in (10, 11, 11):
+        look(attention_bundle)
+        assert measurements == {"exactness": 1, "costs": expected}
+
+
+def test_what_is_not_asked_for_is_not_measured(attention_bundle: Path, measurements: dict[str, int]) -> None:
+    with load(attention_bundle, threads=1) as engine:
+        engine.generate("hi", exactness="fast", drafter="draft", draft_length=2, max_new_tokens=4)
+        assert measurements == {"exactness": 0, "costs": 0}
+        engine.generate("hi", drafter="draft", draft_length=2, max_new_tokens=4)
+        assert measurements == {"exactness": 1, "costs": 0}
+        engine.generate("hi", max_new_tokens=4)
+        assert measurements == {"exactness": 1, "costs": 1}
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("name", "damage"),
     [
-        lambda _: "",
-        lambda _: "[]",
-        lambda _: "\x00\xff",
-        lambda data: json.dumps({**data, "target_ms": {}}),
-        lambda data: json.dumps({**data, "target_ms": {"1": -2}}),
-        lambda data: json.dumps({**data, "target_ms": {"one": 2}}),
-        lambda data: json.dumps({**data, "exactness": {**data["exactness"], "widths": [4, 2]}}),
-        lambda data: json.dumps({**data, "exactness": {**data["exactness"], "widths": []}}),
-        lambda data: json.dumps({**data, "exactness": {**data["exactness"], "grade": "perfect"}}),
-        lambda _: json.dumps({"exactness": 3}),
+        ("exactness", lambda _: ""),
+        ("exactness", lambda _: "[]"),
+        ("exactness", lambda _: "\x00\xff"),
+        ("exactness", lambda data: json.dumps({**data, "widths": [4, 2]})),
+        ("exactness", lambda data: json.dumps({**data, "widths": []})),
+        ("exactness", lambda data: json.dumps({**data, "grade": "perfect"})),
+        ("costs", lambda _: "{}"),
+        ("costs", lambda data: json.dumps({**data, "target_ms": {}})),
+        ("costs", lambda data: json.dumps({**data, "target_ms": {"1": -2}})),
+        ("costs", lambda data: json.dumps({**data, "target_ms": {"1": float("nan")}})),
+        ("costs", lambda data: json.dumps({**data, "target_ms": {"one": 2}})),
+        ("costs", lambda data: json.dumps({**data, "target_ms": 3})),
     ],
 )
-def test_a_damaged_calibration_is_measured_again(attention_bundle: Path, cache: Path, measurements: list[int], damage) -> None:  # type: ignore[no-untyped-def]
-    with load(attention_bundle, threads=1) as engine:
-        assert engine.exactness.grade == "exact"
-    (file,) = cache.iterdir()
-    file.write_text(damage(json.loads(file.read_text())))
-    with load(attention_bundle, threads=1) as engine:
-        assert engine.exactness.grade == "exact"
-    assert len(measurements) == 2
-    assert json.loads(file.read_text())["exactness"]["grade"] == "exact", "and written anew"
+def test_a_damaged_entry_is_measured_again(
+    attention_bundle: Path, cache: Path, measurements: dict[str, int], name: str, damage: Callable[[Any], str]
+) -> None:
+    look(attention_bundle)
+    (file,) = cache.glob(f"{name}-*.json")
+    sound = json.loads(file.read_text())
+    file.write_text(damage(sound))
+    look(attention_bundle)
+    assert measurements == {"exactness": 1, "costs": 1, name: 2}
+    assert json.loads(file.read_text()).keys() == sound.keys(), "and written anew"
+
+
+def test_costs_between_and_beyond_the_measured_widths() -> None:
+    costs = Costs({1: 4.0, 2: 5.0, 4: 9.0}, {}, True)
+    assert [costs.of_width(width) for width in (1, 2, 3, 4, 8)] == [4, 5, 7, 9, 18]
+    assert Costs({2: 5.0}, {}, True).of_width(1) == 5

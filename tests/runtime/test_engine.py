@@ -108,10 +108,12 @@ def test_closing_early_leaves_the_engine_fit(attention: Engine, drafter: str) ->
 
 
 def test_one_generation_at_a_time(attention: Engine) -> None:
-    stream = attention.stream("hello")
+    stream = attention.stream("hello", exactness="fast", drafter="none")
     next(stream)
     with pytest.raises(UsageError, match="generating already"):
         attention.generate("other")
+    with pytest.raises(UsageError, match="generating already"):
+        _ = attention.exactness, attention.cost_curve
     del stream
     gc.collect()
     assert attention.generate("other", max_new_tokens=3).stats.new_tokens == 3
@@ -158,8 +160,7 @@ def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pyt
 
 def test_padding_rows_carry_guesses(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = dataclasses.replace(attention.exactness, widths=(4, 8, 32))
-    calibrated = dataclasses.replace(attention._calibration, exactness=widths)
-    monkeypatch.setitem(attention.__dict__, "_calibration", calibrated)
+    monkeypatch.setitem(attention.__dict__, "exactness", widths)
     prompt = [1, 2, 3, 4, 5, 6] * 5
     plain = attention.generate(prompt, drafter="none", max_new_tokens=40, ignore_eos=True)
     assert plain.stats.drafted == 0
