@@ -78,9 +78,16 @@ class AutoLength:
 
     def expected_gain(self, count: int) -> float:
         """Speed with ``count`` drafted tokens over the speed of plain decoding."""
-        rate = self.acceptance
-        tokens = sum(rate**power for power in range(count + 1))
-        return tokens * self._target[0] / (self._target[count] + count * self._draft)
+        return self._gains()[count]
+
+    def _gains(self) -> list[float]:
+        """The gain of every number of drafted tokens, in one go: it is asked for in every round."""
+        gains, tokens, power = [], 0.0, 1.0
+        for count, target_ms in enumerate(self._target):
+            tokens += power
+            power *= self.acceptance
+            gains.append(tokens * self._target[0] / (target_ms + count * self._draft))
+        return gains
 
     def length(self) -> int:
         if self._pause > 1:
@@ -92,8 +99,9 @@ class AutoLength:
             self._accepted, self._rejected = 0.3 * self._accepted, 0.3 * self._rejected
         if len(self._target) < 2:
             return 0
-        best = max(range(1, len(self._target)), key=self.expected_gain)
-        if self.expected_gain(best) >= LEAST_GAIN:
+        gains = self._gains()
+        best = max(range(1, len(gains)), key=gains.__getitem__)
+        if gains[best] >= LEAST_GAIN:
             self._next_pause = FIRST_PAUSE if not self._probing else self._next_pause
             return best
         if self._probing:

@@ -298,3 +298,24 @@ def test_a_budget_cuts_the_cache_and_has_a_floor(tmp_path: Path) -> None:
 
 def test_errors_are_of_one_family() -> None:
     assert all(issubclass(error, EdgespecError) for error in (BundleError, CapacityError, RuntimeFailure, UsageError))
+
+
+def test_engines_come_and_go_without_growing(tmp_path: Path) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table(), capacity=4096)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    def once() -> None:
+        with load(bundle, threads=1) as engine:
+            engine.generate("a", drafter="draft", draft_length=3, max_new_tokens=50)
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no /proc to read the resident memory from")
+    for _ in range(10):
+        once()
+    before = resident()
+    for _ in range(50):
+        once()
+    gc.collect()
+    assert resident() - before < 8 * 2**20, "an engine's caches and sessions are a few hundred kilobytes each at least"
