@@ -1,0 +1,83 @@
+"""What the exporter asks of a checkpoint: a configuration and tensors by name, read one at a time."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec.errors import CheckpointError
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint came from, for the manifest. ``folder`` holds its configuration and tokenizer."""
+
+    name: str
+    folder: Path
+    revision: str | None = None
+    licence: str | None = None
+    gguf_file: str | None = None
+
+    def load(self, loader: Callable[..., Any], *, trust_remote_code: bool = False) -> Any:
+        """``loader(folder, ...)``, a ``from_pretrained`` of transformers, on these files and without the network."""
+        if self.gguf_file is None:
+            return loader(str(self.folder), local_files_only=True, trust_remote_code=trust_remote_code)
+        from edgespec.export.checkpoint.gguf_file import header_parsed_once
+
+        with header_parsed_once(self.folder / self.gguf_file):
+            return loader(str(self.folder), local_files_only=True, gguf_file=self.gguf_file)
+
+
+class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
+    """Tensors by their names in the transformers model's state dict. ``checkpoint[name]`` reads one tensor from disk.
+
+    Being a mapping, it also serves accelerate as ``weights_map``, so that the original model runs in torch with one
+    module's weights in memory at a time.
+    """
+
+    def __init__(self, origin: Origin, config: Any) -> None:
+        self.origin = origin
+        self.config = config
+
+    @abc.abstractmethod
+    def __getitem__(self, name: str) -> torch.Tensor: ...
+
+    @abc.abstractmethod
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+
+    def bind(self, model: torch.nn.Module) -> None:
+        """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.names()))
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def config_copy(self) -> Any:
+        return copy.deepcopy(self.config)
+
+    def read_float(self, name: str) -> torch.Tensor:
+        """The tensor as float32.
+
+        Raises:
+            CheckpointError: it is missing, or has values that are not finite.
+        """
+        try:
+            tensor = self[name]
+        except KeyError as error:
+            raise CheckpointError(f"{self.origin.name}: has no tensor {name}; the checkpoint is incomplete") from error
+        tensor = tensor.to(torch.float32)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{self.origin.name}: tensor {name} has values that are not finite")
+        return tensor

@@ -1,0 +1,82 @@
+"""A Hugging Face checkpoint folder: ``*.safetensors``, in one file or sharded by an index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from edgespec.errors import CheckpointError
+from edgespec.export.checkpoint.base import Checkpoint, Origin
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """Reads tensors lazily; a file is opened on first use and kept open."""
+
+    def __init__(self, origin: Origin, config: Any) -> None:
+        super().__init__(origin, config)
+        self._files = _locate(origin.folder)
+        self._open: dict[Path, Any] = {}
+        self._aliases: dict[str, str] = {}
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files) | frozenset(self._aliases)
+
+    def bind(self, model: torch.nn.Module) -> None:
+        # A checkpoint of the bare decoder lacks the prefix of the model with a head ("model.layers..." there).
+        prefix = getattr(model, "base_model_prefix", "")
+        for name in model.state_dict():
+            bare = name.removeprefix(prefix + ".")
+            if name not in self._files and bare in self._files:
+                self._aliases[name] = bare
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        stored = self._aliases.get(name, name)
+        path = self._files[stored]
+        try:
+            tensor: torch.Tensor = self._reader(path).get_tensor(stored)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: tensor {stored} cannot be read: {error}") from error
+        return tensor
+
+    def _reader(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = open_safetensors(path)
+        return self._open[path]
+
+
+def open_safetensors(path: Path) -> Any:
+    """A reader of one file; CheckpointError when it is missing, truncated or no safetensors file."""
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, download it again") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
+
+
+def _locate(folder: Path) -> dict[str, Path]:
+    """The file of each tensor."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = {str(name): folder / Path(str(file)).name for name, file in weight_map.items()}
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from error
+        for path in sorted(set(files.values())):
+            if not path.is_file():
+                raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, download it again")
+        return files
+    single = folder / SINGLE
+    if single.is_file():
+        return dict.fromkeys(open_safetensors(single).keys(), single)
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    hint = f"; it has {others[0]}, convert it with save_pretrained of transformers" if others else ""
+    raise CheckpointError(f"{folder}: has no {SINGLE} and no {INDEX}{hint}")

@@ -1,0 +1,79 @@
+"""What an export was asked to do, and what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest
+
+WEIGHT_TYPES = ("int4", "int8", "fp32")
+DEFAULT_CONTEXT_LIMIT = 4096
+LAYERS_PREFIX = "layers:"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """One export.
+
+    ``target`` and ``draft`` are a Hub id, a checkpoint folder or a ``.gguf`` file; ``draft="layers:N"`` makes the draft
+    from the target's own first N layers. ``context`` is the largest number of KV rows, by default the model's own
+    limit but at most 4096. ``max_width`` is the largest number of new tokens in a verification pass. ``max_kl`` is
+    the largest mean KL divergence from the original model, in nats, that is accepted; by default it depends on ``weights``.
+    """
+
+    target: str
+    output: Path
+    draft: str | None = None
+    weights: str = "int8"
+    draft_weights: str | None = None
+    block_size: int = 32
+    context: int | None = None
+    max_width: int = 16
+    force: bool = False
+    revision: str | None = None
+    quiet: bool = False
+    trust_remote_code: bool = False
+    max_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "draft_weights"):
+            value = getattr(self, name)
+            if value is not None and value not in WEIGHT_TYPES:
+                raise UsageError(f"--{name.replace('_', '-')}: {value!r} is unknown; choose one of {', '.join(WEIGHT_TYPES)}")
+        if self.block_size not in (16, 32, 64, 128, 256):
+            raise UsageError(f"--block-size: {self.block_size} is not one of 16, 32, 64, 128, 256")
+        if self.context is not None and self.context < 2:
+            raise UsageError(f"--context: {self.context} is too small; give at least 2 tokens")
+        if not 2 <= self.max_width <= 1024:
+            raise UsageError(f"--max-width: {self.max_width} is not between 2 and 1024")
+        if self.max_kl is not None and not self.max_kl > 0:
+            raise UsageError(f"--max-kl: {self.max_kl} is not a positive number of nats")
+        early_exit_layers(self.draft)
+
+    @property
+    def draft_layers(self) -> int | None:
+        """N of ``--draft layers:N``, None for any other draft."""
+        return early_exit_layers(self.draft)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """``sizes`` are bytes on disk by file name; ``peak_rss_bytes`` is the process's own peak."""
+
+    manifest: Manifest
+    output: Path
+    seconds: float
+    peak_rss_bytes: int
+    sizes: dict[str, int]
+
+
+def early_exit_layers(draft: str | None) -> int | None:
+    """N when ``draft`` reads ``layers:N``, else None."""
+    if draft is None or not draft.startswith(LAYERS_PREFIX):
+        return None
+    number = draft[len(LAYERS_PREFIX) :]
+    if not number.isdecimal() or int(number) < 1:
+        raise UsageError(f"--draft: {draft!r} needs a number of layers, for example layers:4")
+    return int(number)

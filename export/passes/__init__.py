@@ -1,0 +1,44 @@
+"""Graph passes: from a traced graph in the dialect to operators that ONNX Runtime runs.
+
+One file is one pass with one job. :func:`pipeline` is the order, with the reason for it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgespec.export.passes.cancel_layout import CancelLayout
+from edgespec.export.passes.constant_shapes import ConstantShapes
+from edgespec.export.passes.early_exit import EarlyExit
+from edgespec.export.passes.flatten_heads import FlattenHeads
+from edgespec.export.passes.fold_offsets import FoldOffsets
+from edgespec.export.passes.fuse_skip_norm import FuseSkipNorm
+from edgespec.export.passes.lower_attention import LowerAttention
+from edgespec.export.passes.lower_norm import LowerNorm
+from edgespec.export.passes.lower_rotary import LowerRotary
+from edgespec.export.passes.lower_weights import LowerWeights
+from edgespec.export.passes.merge_projections import MergeProjections
+from edgespec.export.passes.remove_markers import RemoveMarkers
+from edgespec.export.passes.tidy import Tidy
+from edgespec.export.recipe import Scheme
+
+
+def pipeline(scheme: Scheme | None, early_exit: int | None = None) -> ir.passes.Sequential:
+    """The passes in order; ``scheme`` quantises the weights, ``early_exit`` keeps that many layers."""
+    cut = [EarlyExit(early_exit)] if early_exit is not None else []
+    return ir.passes.Sequential(
+        *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
+        RemoveMarkers(),  # so that later passes see what really follows what
+        ConstantShapes(),  # before folding: shapes that are constant here are not computed there
+        Tidy(),  # equal cos and sin slices of all layers become one
+        FoldOffsets(),  # after folding, when offsets are plain constants
+        FlattenHeads(),  # puts its transposes where the model's own ones meet them
+        CancelLayout(),  # needs constant shapes
+        MergeProjections(),  # before lowering, while weights are one value each
+        FuseSkipNorm(),  # before LowerNorm
+        LowerNorm(),
+        LowerRotary(),
+        LowerAttention(),
+        LowerWeights(scheme),
+        Tidy(),  # what the rewrites left over
+    )

@@ -1,0 +1,100 @@
+"""``Linear`` and ``Embedding`` of the dialect become operators on float or block-quantised weights.
+
+    float      FusedMatMul(x, W transposed)   Gather(W, ids)
+    quantised  MatMulNBits                    GatherBlockQuantized
+
+A tied embedding and head keep one recipe, hence one copy of the bytes. accuracy_level 4 (int8 activations) always:
+the other levels have no fast kernel for several rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, replace, replace_value
+from edgespec.export.recipe import Scheme, get_recipe, weight
+
+ACCURACY_LEVEL = 4
+
+
+class LowerWeights(GraphPass):
+    """``scheme`` None keeps the weights float."""
+
+    def __init__(self, scheme: Scheme | None) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def edit(self, graph: ir.Graph) -> bool:
+        linears, embeddings = list(dialect_nodes(graph, "Linear")), list(dialect_nodes(graph, "Embedding"))
+        for node in linears:
+            product = self._product(graph, node)
+            if len(node.inputs) == 2:
+                replace(graph, node, product)
+                continue
+            graph.insert_before(node, product)
+            product.outputs[0].type, product.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+            replace(graph, node, ir.node("Add", [product.outputs[0], node.inputs[2]]))
+        for node in embeddings:
+            self._lookup(graph, node)
+        return bool(linears or embeddings)
+
+    def _product(self, graph: ir.Graph, node: ir.Node) -> ir.Node:
+        x, matrix = node.inputs[:2]
+        assert matrix is not None
+        if self.scheme is None or get_recipe(matrix) is None:
+            return ir.node("FusedMatMul", [x, matrix], {"transB": 1}, domain=MICROSOFT, version=1)
+        rows, columns = _matrix(matrix)
+        data, scales, zeros = quantised_parts(graph, matrix, self.scheme)
+        attributes = {"K": columns, "N": rows, "bits": self.scheme.bits, "block_size": self.scheme.block, "accuracy_level": ACCURACY_LEVEL}
+        return ir.node("MatMulNBits", [x, data, scales, zeros], attributes, domain=MICROSOFT, version=1)
+
+    def _lookup(self, graph: ir.Graph, node: ir.Node) -> None:
+        ids, table = node.inputs
+        assert table is not None
+        recipe = get_recipe(table)
+        if self.scheme is None or recipe is None:
+            replace(graph, node, ir.node("Gather", [table, ids], {"axis": 0}))
+            return
+        rows, columns = _matrix(table)
+        _, scales, zeros = quantised_parts(graph, table, self.scheme)
+        blocks = math.ceil(columns / self.scheme.block)
+        # The bytes of the head's data with the two last axes taken as one: a second initializer at the same offset.
+        width = blocks * self.scheme.block * self.scheme.bits // 8
+        name = f"{table.name}.rows{self.scheme.bits}"
+        data = weight(graph, name, ir.DataType.UINT8, (rows, width), recipe.quantised(self.scheme, "data"))
+        attributes = {"bits": self.scheme.bits, "block_size": self.scheme.block, "gather_axis": 0, "quantize_axis": 1}
+        lookup = ir.node("GatherBlockQuantized", [data, ids, scales, zeros], attributes, domain=MICROSOFT, version=1)
+        if blocks * self.scheme.block == columns:
+            replace(graph, node, lookup)
+            return
+        zero, end, axis = (constant(graph, f"int_{value}", np.array([value], np.int64)) for value in (0, columns, 2))
+        trimmed = ir.node("Slice", [lookup.outputs[0], zero, end, axis])
+        graph.insert_before(node, [lookup, trimmed])
+        replace_value(node.outputs[0], trimmed.outputs[0])
+        graph.remove(node, safe=True)
+
+
+def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The initializers data ``[N, blocks, block * bits / 8]``, scales ``[N, blocks]`` and zero points ``[N, ceil(blocks * bits / 8)]``."""
+    recipe = get_recipe(matrix)
+    assert recipe is not None
+    rows, columns = _matrix(matrix)
+    blocks = math.ceil(columns / scheme.block)
+    parts = {
+        "data": (ir.DataType.UINT8, (rows, blocks, scheme.block * scheme.bits // 8)),
+        "scales": (ir.DataType.FLOAT, (rows, blocks)),
+        "zero_points": (ir.DataType.UINT8, (rows, math.ceil(blocks * scheme.bits / 8))),
+    }
+    data, scales, zeros = (
+        weight(graph, f"{matrix.name}.{part}{scheme.bits}", dtype, shape, recipe.quantised(scheme, part)) for part, (dtype, shape) in parts.items()
+    )
+    return data, scales, zeros
+
+
+def _matrix(value: ir.Value) -> tuple[int, int]:
+    assert value.shape is not None
+    rows, columns = (int(dim) for dim in value.shape)
+    return rows, columns

@@ -1,0 +1,77 @@
+"""Merge projections that read the same input into one (q/k/v, gate/up): one larger product and a Split.
+
+Needs ``Linear`` nodes. Only the weights' recipes are joined; the bytes are joined when weights are written.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import onnx_ir as ir
+
+from edgespec.export.passes.base import GraphPass, dialect_nodes
+from edgespec.export.recipe import Recipe, get_recipe, weight
+from edgespec.export.trace import dialect
+
+
+class MergeProjections(GraphPass):
+    def edit(self, graph: ir.Graph) -> bool:
+        groups: dict[ir.Value, list[ir.Node]] = collections.defaultdict(list)
+        for node in dialect_nodes(graph, "Linear"):
+            if node.inputs[0] is not None and get_recipe(node.inputs[1]) is not None:
+                groups[node.inputs[0]].append(node)
+        changed = False
+        for nodes in groups.values():
+            for alike in (
+                [node for node in nodes if len(node.inputs) == 2],
+                [node for node in nodes if len(node.inputs) == 3 and get_recipe(node.inputs[2]) is not None],
+            ):
+                if len(alike) > 1:
+                    _merge(graph, alike)
+                    changed = True
+        return changed
+
+
+def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:
+    first = nodes[0]
+    inputs: list[ir.Value | None] = [first.inputs[0]]
+    for index in range(1, len(first.inputs)):
+        inputs.append(_joined(graph, [node.inputs[index] for node in nodes]))
+    rows = [_rows(node) for node in nodes]
+    merged = ir.node("Linear", inputs, domain=dialect.DOMAIN, version=1)
+    split = ir.node("Split", [merged.outputs[0]], {"axis": -1, "num_outputs": len(nodes)}, num_outputs=len(nodes))
+    if len(set(rows)) > 1:
+        sizes = ir.node("Constant", [], {"value_ints": rows})
+        split = ir.node("Split", [merged.outputs[0], sizes.outputs[0]], {"axis": -1}, num_outputs=len(nodes))
+        graph.insert_before(first, [merged, sizes, split])
+    else:
+        graph.insert_before(first, [merged, split])
+    shape = first.outputs[0].shape
+    merged.outputs[0].type = first.outputs[0].type
+    if shape is not None:
+        merged.outputs[0].shape = ir.Shape([*shape.dims[:-1], sum(rows)])
+    for node, part in zip(nodes, split.outputs, strict=True):
+        part.type, part.shape = node.outputs[0].type, node.outputs[0].shape
+        node.outputs[0].replace_all_uses_with(part)
+        graph.remove(node, safe=True)
+
+
+def _rows(node: ir.Node) -> int:
+    matrix = node.inputs[1]
+    assert matrix is not None
+    assert matrix.shape is not None
+    return int(matrix.shape[0])
+
+
+def _joined(graph: ir.Graph, values: list[ir.Value | None]) -> ir.Value:
+    """One weight whose rows are those of ``values`` in order."""
+    recipes: list[Recipe] = []
+    for value in values:
+        recipe = get_recipe(value)
+        assert recipe is not None
+        recipes.append(recipe)
+    shapes = [tuple(int(dim) for dim in value.shape) for value in values if value is not None and value.shape is not None]
+    name = "|".join(str(value.name) for value in values if value is not None)
+    joined = dataclasses.replace(recipes[0], sources=tuple(source for recipe in recipes for source in recipe.sources))
+    return weight(graph, name, ir.DataType.FLOAT, (sum(shape[0] for shape in shapes), *shapes[0][1:]), joined)

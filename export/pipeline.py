@@ -1,0 +1,264 @@
+"""The export from end to end: open, trace, rewrite, write weights, prove, and only then put the bundle in place.
+
+:func:`prepare` does what is slow and does not depend on the draft; :func:`write_bundle` makes one bundle of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from tqdm import tqdm
+
+from edgespec import __version__
+from edgespec.bundle import describe_file
+from edgespec.errors import CapacityError, CheckpointError, ExportError, UsageError
+from edgespec.export import parity
+from edgespec.export.checkpoint import Checkpoint, open_checkpoint
+from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
+from edgespec.export.passes import pipeline
+from edgespec.export.recipe import Scheme
+from edgespec.export.reference import shallow_config
+from edgespec.export.tokenizer import Tokenizer
+from edgespec.export.trace.exporting import Traced, trace
+from edgespec.export.trace.model import build_empty
+from edgespec.export.weights import WeightFile, count_recipes
+from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, Manifest, ModelSpec, Quantisation, Source, parse_manifest
+
+WEIGHTS_FILE = "weights.bin"
+BITS = {"int4": 4, "int8": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """An open checkpoint with its traced graph."""
+
+    checkpoint: Checkpoint
+    traced: Traced
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What is traced and opened once, for any number of bundles with different drafts."""
+
+    config: ExportConfig
+    target: Decoder
+    tokenizer: Tokenizer
+    capacity: int
+    started: float
+
+
+def export_bundle(config: ExportConfig) -> ExportReport:
+    """Export a target, and a draft if one is named, into the folder ``config.output``.
+
+    The bundle appears whole or not at all.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: the target or the draft cannot be exported.
+        UsageError: options that do not fit the models.
+        ExportError: the output folder is in use, the disk is full, or the result differs too much from the original.
+    """
+    _check_output(config.output, config.force)
+    prepared = prepare(config)
+    return write_bundle(prepared, config.output, config.draft)
+
+
+def prepare(config: ExportConfig) -> Prepared:
+    """Open and trace the target."""
+    started = time.monotonic()
+    with _step("reading the checkpoint", config.quiet):
+        checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
+        capacity = _capacity(checkpoint.config, config)
+        tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
+        if len(tokenizer) > checkpoint.config.get_text_config().vocab_size:
+            raise CheckpointError(
+                f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {checkpoint.config.get_text_config().vocab_size}"
+            )
+    return Prepared(config, _decoder(checkpoint, "target", config.quiet), tokenizer, capacity, started)
+
+
+def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
+    """Write one bundle of a prepared target, proven against the original model."""
+    config = prepared.config
+    _check_output(output, config.force)
+    draft_decoder = _open_draft(prepared, draft)
+    with _staged(output, config.force) as folder:
+        manifest = _fill(folder, prepared, draft, draft_decoder)
+        (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    sizes = {entry.name: entry.size for entry in manifest.files} | {MANIFEST_NAME: (output / MANIFEST_NAME).stat().st_size}
+    return ExportReport(manifest, output, time.monotonic() - prepared.started, _peak_rss(), sizes)
+
+
+def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: Decoder | None) -> Manifest:
+    config = prepared.config
+    models: dict[str, ModelSpec] = {}
+    drafters = [DrafterSpec("ngram")]
+    tokenizer = prepared.tokenizer.save(folder)
+    with WeightFile(folder / WEIGHTS_FILE) as weights:
+        models["target"] = _write_model("target", folder, weights, prepared, prepared.target, None)
+        if draft_decoder is not None:
+            models["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
+            drafters.append(DrafterSpec("draft", model="draft"))
+    sequences = [prepared.tokenizer.encode(text) for text in parity.SAMPLES]
+    for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
+        if decoder is not None:
+            models[name] = _prove(name, folder, models[name], decoder, config, sequences)
+    files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
+    manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files)
+    return parse_manifest(manifest.to_json(), where=MANIFEST_NAME)
+
+
+def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepared, decoder: Decoder, layers: int | None) -> ModelSpec:
+    """Rewrite a copy of the traced graph, write its weights and save it; ``layers`` for an early exit."""
+    config = prepared.config
+    kind = config.draft_weights if name == "draft" and config.draft_weights else config.weights
+    scheme = Scheme(BITS[kind], config.block_size) if kind in BITS else None
+    model = decoder.traced.model.clone()
+    pipeline(scheme, layers)(model)
+    with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
+        weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None)
+    weights.flush()
+    ir.save(model, folder / f"{name}.onnx")
+    origin, traced = decoder.checkpoint.origin, decoder.traced
+    return ModelSpec(
+        architecture=decoder.checkpoint.config.get_text_config().model_type,
+        graph=f"{name}.onnx",
+        weights=(weights.path.name,),
+        layers=traced.layers[:layers],
+        vocab_size=traced.vocab_size,
+        hidden_size=traced.hidden_size,
+        capacity=prepared.capacity,
+        max_width=min(config.max_width, prepared.capacity),
+        quantisation=Quantisation("search", scheme.bits, scheme.block) if scheme else Quantisation("none", 32),
+        source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
+    )
+
+
+def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]) -> ModelSpec:
+    with _step(f"{name}: comparing with the original", config.quiet):
+        original = decoder.checkpoint.config_copy()
+        if spec.source.derived:
+            original = shallow_config(original, len(spec.layers))
+        fidelity = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences)
+    kind = "fp32" if spec.quantisation.bits == 32 else f"int{spec.quantisation.bits}"
+    parity.require(name, fidelity, kind, config.max_kl)
+    return dataclasses.replace(spec, fidelity=fidelity)
+
+
+def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
+    """The draft's decoder: the target's own for an early exit."""
+    config = prepared.config
+    if draft is None:
+        return None
+    layers = early_exit_layers(draft)
+    if layers is not None:
+        total = len(prepared.target.traced.layers)
+        if layers >= total:
+            raise UsageError(f"--draft layers:{layers}: the target has {total} layers; choose 1 to {total - 1}")
+        return prepared.target
+    with _step("reading the draft", config.quiet):
+        checkpoint = open_checkpoint(draft, trust_remote_code=config.trust_remote_code)
+        if Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code).fingerprint != prepared.tokenizer.fingerprint:
+            raise CheckpointError(
+                f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; choose a draft of the same family"
+            )
+        _capacity(checkpoint.config, config, prepared.capacity, f"--draft {draft}")
+    return _decoder(checkpoint, "draft", config.quiet)
+
+
+def _decoder(checkpoint: Checkpoint, name: str, quiet: bool) -> Decoder:
+    with _step(f"{name}: tracing", quiet):
+        model = build_empty(checkpoint.config_copy())
+        checkpoint.bind(model)
+        traced = trace(model)
+    return Decoder(checkpoint, traced)
+
+
+def _capacity(model_config: Any, config: ExportConfig, wanted: int | None = None, name: str = "--context") -> int:
+    """KV rows of the bundle, within what the model was trained for."""
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    wanted = wanted or config.context or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
+    if limit is not None and wanted > limit:
+        raise CapacityError(f"{name}: {wanted} tokens are more than the {limit} that the model was made for; choose a --context of at most {limit}")
+    return int(wanted)
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if output.exists() and not force:
+        raise ExportError(f"{output}: exists already; choose another folder or pass --force")
+    if output.exists() and not (output / MANIFEST_NAME).is_file() and (not output.is_dir() or any(output.iterdir())):
+        raise ExportError(f"{output}: is not a bundle, so --force will not replace it")
+
+
+@contextlib.contextmanager
+def _staged(output: Path, force: bool) -> Iterator[Path]:
+    """A folder beside ``output`` that becomes it when all went well and disappears otherwise."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    except OSError as error:
+        raise ExportError(f"{output.parent}: cannot be written: {error.strerror}") from error
+    try:
+        yield stage
+        stage.chmod(0o755)
+        _move_into_place(stage, output, force)
+    except OSError as error:
+        raise ExportError(f"{output}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _move_into_place(stage: Path, output: Path, force: bool) -> None:
+    """Rename, keeping an old bundle until the new one stands in its place."""
+    _check_output(output, force)
+    if not output.exists():
+        stage.rename(output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.parent))
+    output.rename(old / output.name)
+    try:
+        stage.rename(output)
+    except BaseException:
+        (old / output.name).rename(output)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _step(title: str, quiet: bool) -> Iterator[None]:
+    """A line on stderr while a step without countable parts runs, with its time when it is done."""
+    if quiet:
+        yield
+        return
+    start = time.monotonic()
+    print(f"{title} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    except BaseException:
+        print(file=sys.stderr)
+        raise
+    print(f" {time.monotonic() - start:.1f} s", file=sys.stderr)
+
+
+def _no_bar(quiet: bool) -> bool | None:
+    """tqdm's ``disable``: None switches the bar off where stderr is no terminal."""
+    return True if quiet else None
+
+
+def _peak_rss() -> int:
+    """Peak resident bytes of this process (ru_maxrss is in kilobytes, on macOS in bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+

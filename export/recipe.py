@@ -1,0 +1,61 @@
+"""How an initializer of a graph is made from tensors of the checkpoint.
+
+Graphs are rewritten before any weight is read, so a merged or quantised initializer is only a description until
+:mod:`edgespec.export.weights` streams it to disk. The description travels in the value's metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import onnx_ir as ir
+
+KEY = "edgespec.recipe"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Blockwise quantisation along the last axis: ``bits`` per weight, one scale and zero point per ``block`` weights."""
+
+    bits: int
+    block: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """``sources`` are joined along rows, then ``offset`` is added, then the result is quantised by ``scheme``.
+
+    ``part`` says which of the results this initializer is: "float", or "data", "scales", "zero_points" of ``scheme``.
+    """
+
+    sources: tuple[str, ...]
+    offset: float = 0.0
+    scheme: Scheme | None = None
+    part: str = "float"
+
+    def quantised(self, scheme: Scheme, part: str) -> Recipe:
+        return dataclasses.replace(self, scheme=scheme, part=part)
+
+
+def set_recipe(value: ir.Value, recipe: Recipe) -> None:
+    value.metadata_props[KEY] = json.dumps(dataclasses.asdict(recipe))
+
+
+def get_recipe(value: ir.Value | None) -> Recipe | None:
+    """The recipe of a weight without values, None for anything else."""
+    text = value.metadata_props.get(KEY) if value is not None else None
+    if text is None:
+        return None
+    fields = json.loads(text)
+    scheme = Scheme(**fields["scheme"]) if fields["scheme"] else None
+    return Recipe(tuple(fields["sources"]), fields["offset"], scheme, fields["part"])
+
+
+def weight(graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...], recipe: Recipe) -> ir.Value:
+    """The initializer ``name`` of ``graph``, made without values if it has none of that name yet."""
+    if name not in graph.initializers:
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        set_recipe(value, recipe)
+        graph.initializers.add(value)  # register_initializer would ask for values
+    return graph.initializers[name]

@@ -1,0 +1,93 @@
+"""The tokenizer of a bundle: ``tokenizer.json``, the chat template, and what the runtime has to know of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from edgespec.errors import CheckpointError
+from edgespec.export.checkpoint import Checkpoint
+from edgespec.manifest import TokenizerSpec
+
+TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+class Tokenizer:
+    """A checkpoint's fast tokenizer."""
+
+    def __init__(self, checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> None:
+        self._checkpoint = checkpoint
+        origin = checkpoint.origin
+        try:
+            self._tokenizer = origin.load(AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
+        except Exception as error:  # transformers raises many kinds here
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise CheckpointError(f"{origin.name}: its tokenizer cannot be loaded: {reason[:200]}") from error
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise CheckpointError(f"{origin.name}: its tokenizer has no tokenizer.json form; convert it with transformers first")
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with what the tokenizer itself puts before a text."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over all tokens with their ids: equal for models that may exchange token ids."""
+        vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=False).encode()).hexdigest()
+
+    def save(self, folder: Path) -> TokenizerSpec:
+        """Write the tokenizer's files and describe them."""
+        tokenizer = self._tokenizer
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.save(str(folder / TOKENIZER_FILE))
+        template = self._template()
+        if template is not None:
+            (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+        return TokenizerSpec(
+            file=TOKENIZER_FILE,
+            fingerprint=self.fingerprint,
+            vocab_size=len(tokenizer),
+            eos_ids=self._eos_ids(),
+            bos_id=tokenizer.bos_token_id,
+            prefix_ids=self._prefix(),
+            chat_template=TEMPLATE_FILE if template is not None else None,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+        )
+
+    def _template(self) -> str | None:
+        template = self._tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        return template if isinstance(template, str) else None
+
+    def _prefix(self) -> tuple[int, ...]:
+        """What stands before every text and is not the text: a BOS token, or nothing."""
+        with_special = self._tokenizer("a")["input_ids"]
+        without = self._tokenizer("a", add_special_tokens=False)["input_ids"]
+        return tuple(with_special[: with_special.index(without[0])]) if without and without[0] in with_special else ()
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a text: the generation configuration's, else the model's, and the tokenizer's own."""
+        ids: set[int] = set()
+        folder = self._checkpoint.origin.folder
+        if (folder / "generation_config.json").is_file():
+            ids |= _as_set(GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id)
+        ids |= ids or _as_set(self._checkpoint.config.get_text_config().eos_token_id)
+        ids |= _as_set(self._tokenizer.eos_token_id)
+        vocab_size = self._checkpoint.config.get_text_config().vocab_size
+        return tuple(sorted(token for token in ids if 0 <= token < vocab_size))
+
+
+def _as_set(ids: int | list[int] | None) -> set[int]:
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)

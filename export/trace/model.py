@@ -1,0 +1,90 @@
+"""Building a transformers model for tracing: all of its structure, none of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from optimum.exporters.tasks import TasksManager
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from edgespec.errors import UnsupportedModelError
+from edgespec.export.standins.attention import IMPLEMENTATION, start_tape
+from edgespec.export.trace.cache import GraphCache
+from edgespec.manifest import KvLayer
+
+TASK = "text-generation"
+
+
+def build_empty(config: Any, attention: str = IMPLEMENTATION) -> PreTrainedModel:
+    """The model of ``config`` with parameters on the meta device and real buffers (they are small and not in checkpoints).
+
+    Raises:
+        UnsupportedModelError: transformers has no decoder for this configuration.
+    """
+    try:
+        auto_class = TasksManager.get_model_class_for_task(TASK, framework="pt", model_type=config.model_type)
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model = auto_class.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModelError(f"{config.model_type}: cannot be built as a decoder: {str(error).splitlines()[0]}") from error
+    model.tie_weights()
+    return model.eval()
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """For every parameter's name, the first name under which the model has the same parameter."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(parameter), name) for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of decoder layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise UnsupportedModelError(f"{model.config.model_type}: no list of {count} decoder layers found in {type(model).__name__}")
+
+
+@contextlib.contextmanager
+def fake_parameters(model: nn.Module) -> Iterator[FakeTensorMode]:
+    """Give the meta parameters fake CPU tensors, which torch.export can trace; tied ones stay tied."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, nn.Parameter] = {}
+    with mode:
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    if id(parameter) not in made:
+                        made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype), requires_grad=False)
+                    module._parameters[name] = made[id(parameter)]
+    yield mode
+
+
+def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
+    """Per-layer KV shapes, from one pass without values; to be called within :func:`fake_parameters`.
+
+    Raises:
+        UnsupportedModelError: a layer that attends by other means than transformers' attention interface (state
+            space, convolution, ALiBi), named with its class.
+    """
+    tape = start_tape(None)
+    with torch.no_grad():
+        ids = torch.zeros(1, 4, dtype=torch.long)
+        model(input_ids=ids, position_ids=ids, past_key_values=GraphCache(len(decoder_layers(model))), use_cache=True)
+    layers = decoder_layers(model)
+    for index, layer in enumerate(layers):
+        if index not in tape.layers:
+            kinds = sorted({type(module).__name__ for module in layer.children()})
+            raise UnsupportedModelError(
+                f"{model.config.model_type}: layer {index} ({type(layer).__name__}: {', '.join(kinds)}) does not use the attention "
+                "interface, so it has no KV cache that can be rolled back"
+            )
+    return tuple(tape.layers[index] for index in range(len(layers)))
