@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from edgespec.cli.compare import ARMS, Comparison, compare, comparison_table, ve
 from edgespec.cli.export import make_config, need_export_extras
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.output import human_bytes, print_json, progress
+from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.export.config import ExportConfig
@@ -35,8 +37,8 @@ LAYERS = (2, 4, 8)
 DRAFT_LENGTHS = (1, 3)
 REPETITIONS = 3
 SPECULATIVE = ("draft", "auto")
-# The checkpoint and its wheel, and a bundle of about 150 MB with another beside it.
-NEEDED_BYTES = 600 * 10**6
+# The checkpoint and its wheel, and three bundles of about 165 MB.
+NEEDED_BYTES = 700 * 10**6
 
 
 @click.command(short_help="Export a small model and compare plain with speculative decoding.")
@@ -49,6 +51,8 @@ def quickstart(gguf: Path | None, output: Path | None, threads: int | None, as_j
 
     The number of layers is chosen by measured speed. The bundle is kept for `edgespec run`.
     """
+    if output is not None and output.exists():
+        raise UsageError(f"--output: {output} exists already; choose another folder")
     need_export_extras()
     need_free_space(cache_folder(), NEEDED_BYTES)
     # Only a folder of our own choice may be replaced by a second run.
@@ -61,8 +65,7 @@ def quickstart(gguf: Path | None, output: Path | None, threads: int | None, as_j
         print_json({**machine, "bundle": str(kept), "draft": f"layers:{layers}", "draft_tokens_per_s": draft_speeds, **summary(comparison)})
         return
     size = human_bytes(total_bytes(open_bundle(kept)))
-    threads_text = f"{machine['threads']} threads" if machine["threads"] else "threads as ONNX Runtime chooses"
-    click.echo(f"\n{machine['machine']}, ONNX Runtime {machine['onnxruntime']}, {threads_text}")
+    click.echo(f"\n{machine['machine']}, ONNX Runtime {machine['onnxruntime']}, threads: {machine['threads']}")
     click.echo(f"int8 target, draft layers:{layers}, {size} on disk\n")
     click.echo(comparison_table(comparison))
     click.echo()
@@ -71,41 +74,48 @@ def quickstart(gguf: Path | None, output: Path | None, threads: int | None, as_j
     click.echo(f"next: edgespec run {kept} 'Hello' --stats")
 
 
-def export_best_draft(config: ExportConfig, threads: int | None) -> tuple[int, dict[str, float]]:
-    """Write the bundle with the draft that is fastest here: its number of layers, and the speed of each that was tried.
+def export_best_draft(config: ExportConfig, threads: int | None) -> tuple[int, dict[int, float]]:
+    """Put the bundle with the draft that is fastest here into place: its number of layers, and the speed of each that was tried.
 
-    The expensive trace happens once. The bundles that are only compared lie beside the final one and are removed, also
-    after an error or Ctrl-C.
+    The expensive trace happens once. The bundles lie beside the final place until they have been compared, so that the
+    best of them only has to be renamed; the others are removed, also after an error or Ctrl-C.
     """
     from edgespec.export import prepare, write_bundle
 
     prepared = prepare(config)
-    speeds: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="quickstart-") as scratch:
-        for layers in LAYERS:
-            bundle = Path(scratch) / f"layers-{layers}"
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=config.output.parent, prefix="quickstart-") as scratch:
+        bundles = {layers: Path(scratch) / f"layers-{layers}" for layers in LAYERS}
+        for layers, bundle in bundles.items():
             write_bundle(prepared, bundle, draft=f"layers:{layers}")
-            speeds[str(layers)] = draft_speed(bundle, threads)
-            click.echo(f"draft of the first {layers} layers: {speeds[str(layers)]:.1f} tokens/s", err=True)
-            # Two of these at a time would need twice the disk.
-            shutil.rmtree(bundle)
-    best = max(LAYERS, key=lambda layers: speeds[str(layers)])
-    write_bundle(prepared, config.output, draft=f"layers:{best}")
+        speeds = draft_speeds(bundles, threads)
+        best = max(LAYERS, key=lambda layers: speeds[layers])
+        if config.force and config.output.exists():
+            shutil.rmtree(config.output)
+        bundles[best].rename(config.output)
     return best, speeds
 
 
-def draft_speed(bundle: Path, threads: int | None) -> float:
-    """Tokens per second with the bundle's draft model at the better of two fixed draft lengths."""
+def draft_speeds(bundles: Mapping[int, Path], threads: int | None) -> dict[int, float]:
+    """Tokens per second with each bundle's draft model, at the better of two fixed draft lengths.
+
+    The bundles take turns, and one is loaded at a time: thread pools of other engines would slow it down.
+    """
     import edgespec
 
-    engine = edgespec.load(bundle, threads=threads)
-
-    def run(length: int, tokens: int) -> float:
-        options: dict[str, Any] = {"drafter": "draft", "draft_length": length, "exactness": "fast"}
-        return float(engine.generate(CALIBRATION, max_new_tokens=tokens, **options).stats.decode_tokens_per_s)
-
-    run(DRAFT_LENGTHS[0], 8)  # Warm-up.
-    return max(statistics.median(run(length, 48) for _ in range(2)) for length in DRAFT_LENGTHS)
+    speeds: dict[tuple[int, int], list[float]] = {(layers, length): [] for layers in bundles for length in DRAFT_LENGTHS}
+    runs = [(layers, bundle) for _ in range(REPETITIONS) for layers, bundle in bundles.items()]
+    with progress("choosing the draft", len(runs)) as advance:
+        for layers, bundle in runs:
+            with edgespec.load(bundle, threads=threads) as engine:
+                engine.generate(CALIBRATION, drafter="draft", draft_length=1, exactness="fast", max_new_tokens=8)  # Warm-up.
+                for length in DRAFT_LENGTHS:
+                    result = engine.generate(CALIBRATION, drafter="draft", draft_length=length, exactness="fast", max_new_tokens=48)
+                    speeds[layers, length].append(result.stats.decode_tokens_per_s)
+            advance(1)
+    best = {layers: max(statistics.median(speeds[layers, length]) for length in DRAFT_LENGTHS) for layers in bundles}
+    click.echo("draft of the first " + ", ".join(f"{layers} layers: {speed:.1f} tokens/s" for layers, speed in best.items()), err=True)
+    return best
 
 
 def run_comparison(bundle: Path, threads: int | None) -> tuple[Comparison, dict[str, Any]]:
@@ -115,10 +125,10 @@ def run_comparison(bundle: Path, threads: int | None) -> tuple[Comparison, dict[
     import edgespec
     from edgespec.runtime.machine import machine_name
 
-    engine = edgespec.load(bundle, threads=threads)
-    with progress("measuring", len(PROMPTS) * len(ARMS) * (1 + REPETITIONS)) as advance:
+    runs = len(PROMPTS) * len(ARMS) * (1 + REPETITIONS)
+    with edgespec.load(bundle, threads=threads) as engine, progress("measuring", runs) as advance:
         comparison = compare(engine, PROMPTS, repetitions=REPETITIONS, on_run=lambda: advance(1))
-    return comparison, {"machine": machine_name(), "onnxruntime": onnxruntime.__version__, "threads": threads}
+        return comparison, {"machine": machine_name(), "onnxruntime": onnxruntime.__version__, "threads": engine.threads}
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:

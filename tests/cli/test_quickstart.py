@@ -13,6 +13,7 @@ import pytest
 from edgespec.cli import quickstart
 from edgespec.cli.compare import ARMS, BASE, PLAIN, ArmResult, Comparison, compare, comparison_table, verdict
 from edgespec.errors import ExportError
+from edgespec.manifest import MANIFEST_NAME
 from edgespec.runtime import Engine, load
 from tests.cli.conftest import Run, assert_one_line_error
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
@@ -114,24 +115,41 @@ def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> l
 def test_the_fastest_draft_is_kept(
     edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, own_cache: Path, fastest: int
 ) -> None:
-    def draft_speed(folder: Path, _threads: int | None) -> float:
-        return 200.0 if folder.name == f"layers-{fastest}" else 100.0
+    """Also in the place of the bundle of an earlier run; the others do not stay."""
+    kept = own_cache / "quickstart-bundle"
+    kept.mkdir(parents=True)
+    (kept / "old").touch()
+    seen: dict[int, int] = {}
 
-    monkeypatch.setattr(quickstart, "draft_speed", draft_speed)
+    def draft_speeds(bundles: dict[int, Path], _threads: int | None) -> dict[int, float]:
+        seen.update({layers: (bundle / MANIFEST_NAME).stat().st_ino for layers, bundle in bundles.items()})
+        return {layers: 200.0 if layers == fastest else 100.0 for layers in bundles}
+
+    monkeypatch.setattr(quickstart, "draft_speeds", draft_speeds)
     data = json.loads(edgespec("quickstart", "--json").out)
-    assert exporter[-1] == ("quickstart-bundle", f"layers:{fastest}")
+    assert exporter == [(f"layers-{layers}", f"layers:{layers}") for layers in quickstart.LAYERS]
     assert data["draft"] == f"layers:{fastest}"
-    assert data["bundle"] == str(own_cache / "quickstart-bundle")
+    assert data["bundle"] == str(kept)
+    assert (kept / MANIFEST_NAME).stat().st_ino == seen[fastest]
+    assert not (kept / "old").exists()
     assert data["texts_equal"] is True
-    assert data["draft_tokens_per_s"] == {str(layers): 200.0 if layers == fastest else 100.0 for layers in quickstart.LAYERS}
+    assert data["draft_tokens_per_s"][str(fastest)] == 200.0
     assert {"speedup", "tokens_per_pass", "speedups", "prompts", "machine", "onnxruntime"} <= set(data)
-    assert not [path for path in own_cache.iterdir() if path.name.startswith("quickstart-") and path.name != "quickstart-bundle"]
+    assert [path for path in own_cache.iterdir() if path.name.startswith("quickstart-")] == [kept]
+
+
+def test_drafts_are_timed_in_turns(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = quickstart.draft_speeds({1: bundle, 2: bundle}, threads=1)
+    assert set(speeds) == {1, 2}
+    assert min(speeds.values()) > 0
+    assert "1 layers: " in capsys.readouterr().err
 
 
 def test_the_table_for_a_person(edgespec: Run, exporter: list[tuple[str, str]], tmp_path: Path) -> None:
     outcome = edgespec("quickstart", "-o", tmp_path / "kept", "--threads", 1)
     assert outcome.code == 0
-    assert exporter[-1][0] == "kept"
+    assert (tmp_path / "kept" / MANIFEST_NAME).is_file()
+    assert len(exporter) == len(quickstart.LAYERS)
     assert "tokens/pass" in outcome.out
     assert outcome.out.count("yes") == 2 * len(quickstart.PROMPTS)
     assert f"edgespec run {tmp_path / 'kept'}" in outcome.out
@@ -153,4 +171,9 @@ def test_nothing_stays_of_an_export_that_fails(
 def test_a_full_disk_is_noticed_first(edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quickstart, "NEEDED_BYTES", 10**18)
     assert_one_line_error(edgespec("quickstart"), "needed; free some space")
+    assert exporter == []
+
+
+def test_a_folder_that_exists_is_left_alone(edgespec: Run, exporter: list[tuple[str, str]], tmp_path: Path) -> None:
+    assert_one_line_error(edgespec("quickstart", "-o", tmp_path), "exists already")
     assert exporter == []
