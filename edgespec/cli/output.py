@@ -25,9 +25,12 @@ def human_bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def print_json(value: Any) -> None:
-    """One JSON object on stdout. ``allow_nan`` is off: NaN is not JSON, and a reader in another language would stumble."""
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+def print_json(value: Any, indent: int | None = 1) -> None:
+    """One JSON object on stdout, on one line without ``indent``.
+
+    ``allow_nan`` is off: NaN is not JSON, and a reader in another language would stumble.
+    """
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:

@@ -77,7 +77,7 @@ def answer_json(engine: Engine, prompt: Prompt, keywords: dict[str, Any]) -> Non
     """The whole answer and its statistics, in one object."""
     result = engine.generate(prompt, **keywords)
     head = {"text": result.text, "token_ids": list(result.token_ids), "finish_reason": result.finish_reason}
-    print_json({**head, **result.stats.as_dict()})
+    print_json({**head, **result.stats.as_dict()}, indent=None)
 
 
 def answer_text(engine: Engine, prompt: Prompt, keywords: dict[str, Any], show_drafts: bool, show_stats: bool) -> None:
