@@ -49,6 +49,8 @@ def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, ids
 
     Args:
         graph: the ONNX file, its weights beside it.
+        spec: the model's entry in the manifest.
+        checkpoint: where the original's weights are.
         config: of the original model; a shallow one for an early-exit draft.
         ids: token sequences of at least four tokens each.
     """
@@ -128,5 +130,6 @@ def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None) -
         )
     if not fidelity.relative_rms <= limits.relative_rms:
         raise ExportError(
-            f"{name}: its logits are off by {fidelity.relative_rms:.3f} of their spread where at most {limits.relative_rms:g} is accepted for {weights}"
+            f"{name}: its logits are off by {fidelity.relative_rms:.3f} of their spread, "
+            f"where at most {limits.relative_rms:g} is accepted for {weights}"
         )

@@ -79,10 +79,9 @@ def prepare(config: ExportConfig) -> Prepared:
         checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
         capacity = _capacity(checkpoint.config, config)
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
-        if len(tokenizer) > checkpoint.config.get_text_config().vocab_size:
-            raise CheckpointError(
-                f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {checkpoint.config.get_text_config().vocab_size}"
-            )
+        vocab_size = checkpoint.config.get_text_config().vocab_size
+        if len(tokenizer) > vocab_size:
+            raise CheckpointError(f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {vocab_size}")
     return Prepared(config, _decoder(checkpoint, "target", config.quiet), tokenizer, capacity, started)
 
 
@@ -169,7 +168,8 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
         checkpoint = open_checkpoint(draft, trust_remote_code=config.trust_remote_code)
         if Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code).fingerprint != prepared.tokenizer.fingerprint:
             raise CheckpointError(
-                f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; choose a draft of the same family"
+                f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; "
+                "choose a draft of the same family"
             )
         _capacity(checkpoint.config, config, prepared.capacity, f"--draft {draft}")
     return _decoder(checkpoint, "draft", config.quiet)
@@ -188,7 +188,7 @@ def _capacity(model_config: Any, config: ExportConfig, wanted: int | None = None
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     wanted = wanted or config.context or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
     if limit is not None and wanted > limit:
-        raise CapacityError(f"{name}: {wanted} tokens are more than the {limit} that the model was made for; choose a --context of at most {limit}")
+        raise CapacityError(f"{name}: {wanted} tokens are more than the {limit} that the model was made for; choose at most {limit}")
     return int(wanted)
 
 
@@ -259,6 +259,3 @@ def _peak_rss() -> int:
     """Peak resident bytes of this process (ru_maxrss is in kilobytes, on macOS in bytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-

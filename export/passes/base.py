@@ -45,6 +45,15 @@ def static_shape(value: ir.Value | None) -> tuple[int | None, ...] | None:
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
 
 
+def fixed_shape(value: ir.Value | None) -> tuple[int, ...]:
+    """The shape of a value that has no dynamic dimension, a weight for example."""
+    shape = static_shape(value)
+    assert shape is not None
+    dims = tuple(dim for dim in shape if dim is not None)
+    assert len(dims) == len(shape)
+    return dims
+
+
 def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """An initializer of ``graph`` with this name and value, made once."""
     if name not in graph.initializers:

@@ -45,10 +45,9 @@ def _attention(graph: ir.Graph, node: ir.Node) -> None:
     assert key is not None
     assert value is not None
     heads, kv_heads, dim = _heads_and_dim(query)[0], _heads_and_dim(key)[0], _heads_and_dim(value)[1]
-    attributes = {name: attribute for name, attribute in node.attributes.items()}
     flat = [_flatten(graph, node, x) for x in (query, key, value)]
     new = ir.node("Attention", [*flat, *node.inputs[3:]], domain=dialect.DOMAIN, version=1, num_outputs=3)
-    new.attributes.update(attributes)
+    new.attributes.update(node.attributes)
     new.attributes["num_heads"] = ir.AttrInt64("num_heads", heads)
     new.attributes["kv_num_heads"] = ir.AttrInt64("kv_num_heads", kv_heads)
     mixed = new.outputs[0]

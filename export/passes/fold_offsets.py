@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from edgespec.export.passes.base import GraphPass, replace_value, standard_nodes
+from edgespec.export.passes.base import GraphPass, fixed_shape, replace_value, standard_nodes
 from edgespec.export.recipe import Recipe, get_recipe, weight
 
 
@@ -19,10 +19,8 @@ class FoldOffsets(GraphPass):
                 continue
             source, recipe, scalar = found
             folded = dataclasses.replace(recipe, offset=recipe.offset + scalar)
-            shape = source.shape
-            assert shape is not None
             name = f"{source.name}+{folded.offset:g}"
-            replace_value(node.outputs[0], weight(graph, name, ir.DataType.FLOAT, tuple(int(dim) for dim in shape), folded))
+            replace_value(node.outputs[0], weight(graph, name, ir.DataType.FLOAT, fixed_shape(source), folded))
             graph.remove(node, safe=True)
             changed = True
         return changed

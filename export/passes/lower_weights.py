@@ -14,7 +14,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, replace, replace_value
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, fixed_shape, replace, replace_value
 from edgespec.export.recipe import Scheme, get_recipe, weight
 
 ACCURACY_LEVEL = 4
@@ -46,7 +46,7 @@ class LowerWeights(GraphPass):
         assert matrix is not None
         if self.scheme is None or get_recipe(matrix) is None:
             return ir.node("FusedMatMul", [x, matrix], {"transB": 1}, domain=MICROSOFT, version=1)
-        rows, columns = _matrix(matrix)
+        rows, columns = fixed_shape(matrix)
         data, scales, zeros = quantised_parts(graph, matrix, self.scheme)
         attributes = {"K": columns, "N": rows, "bits": self.scheme.bits, "block_size": self.scheme.block, "accuracy_level": ACCURACY_LEVEL}
         return ir.node("MatMulNBits", [x, data, scales, zeros], attributes, domain=MICROSOFT, version=1)
@@ -58,7 +58,7 @@ class LowerWeights(GraphPass):
         if self.scheme is None or recipe is None:
             replace(graph, node, ir.node("Gather", [table, ids], {"axis": 0}))
             return
-        rows, columns = _matrix(table)
+        rows, columns = fixed_shape(table)
         _, scales, zeros = quantised_parts(graph, table, self.scheme)
         blocks = math.ceil(columns / self.scheme.block)
         # The bytes of the head's data with the two last axes taken as one: a second initializer at the same offset.
@@ -81,7 +81,7 @@ def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[
     """The initializers data ``[N, blocks, block * bits / 8]``, scales ``[N, blocks]`` and zero points ``[N, ceil(blocks * bits / 8)]``."""
     recipe = get_recipe(matrix)
     assert recipe is not None
-    rows, columns = _matrix(matrix)
+    rows, columns = fixed_shape(matrix)
     blocks = math.ceil(columns / scheme.block)
     parts = {
         "data": (ir.DataType.UINT8, (rows, blocks, scheme.block * scheme.bits // 8)),
@@ -89,12 +89,7 @@ def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[
         "zero_points": (ir.DataType.UINT8, (rows, math.ceil(blocks * scheme.bits / 8))),
     }
     data, scales, zeros = (
-        weight(graph, f"{matrix.name}.{part}{scheme.bits}", dtype, shape, recipe.quantised(scheme, part)) for part, (dtype, shape) in parts.items()
+        weight(graph, f"{matrix.name}.{part}{scheme.bits}", dtype, shape, recipe.quantised(scheme, part))
+        for part, (dtype, shape) in parts.items()
     )
     return data, scales, zeros
-
-
-def _matrix(value: ir.Value) -> tuple[int, int]:
-    assert value.shape is not None
-    rows, columns = (int(dim) for dim in value.shape)
-    return rows, columns

@@ -10,7 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from edgespec.export.passes.base import GraphPass, dialect_nodes
+from edgespec.export.passes.base import GraphPass, dialect_nodes, fixed_shape
 from edgespec.export.recipe import Recipe, get_recipe, weight
 from edgespec.export.trace import dialect
 
@@ -38,7 +38,7 @@ def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     inputs: list[ir.Value | None] = [first.inputs[0]]
     for index in range(1, len(first.inputs)):
         inputs.append(_joined(graph, [node.inputs[index] for node in nodes]))
-    rows = [_rows(node) for node in nodes]
+    rows = [fixed_shape(node.inputs[1])[0] for node in nodes]
     merged = ir.node("Linear", inputs, domain=dialect.DOMAIN, version=1)
     split = ir.node("Split", [merged.outputs[0]], {"axis": -1, "num_outputs": len(nodes)}, num_outputs=len(nodes))
     if len(set(rows)) > 1:
@@ -57,13 +57,6 @@ def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         graph.remove(node, safe=True)
 
 
-def _rows(node: ir.Node) -> int:
-    matrix = node.inputs[1]
-    assert matrix is not None
-    assert matrix.shape is not None
-    return int(matrix.shape[0])
-
-
 def _joined(graph: ir.Graph, values: list[ir.Value | None]) -> ir.Value:
     """One weight whose rows are those of ``values`` in order."""
     recipes: list[Recipe] = []
@@ -71,7 +64,7 @@ def _joined(graph: ir.Graph, values: list[ir.Value | None]) -> ir.Value:
         recipe = get_recipe(value)
         assert recipe is not None
         recipes.append(recipe)
-    shapes = [tuple(int(dim) for dim in value.shape) for value in values if value is not None and value.shape is not None]
+    shapes = [fixed_shape(value) for value in values]
     name = "|".join(str(value.name) for value in values if value is not None)
     joined = dataclasses.replace(recipes[0], sources=tuple(source for recipe in recipes for source in recipe.sources))
     return weight(graph, name, ir.DataType.FLOAT, (sum(shape[0] for shape in shapes), *shapes[0][1:]), joined)

@@ -36,7 +36,7 @@ class Quantised:
 
 def quantise(weight: torch.Tensor, scheme: Scheme) -> Quantised:
     """Quantise ``weight`` float32 ``[N, K]``. Columns that fill up the last block are exact zeros."""
-    parts = [_rows(chunk, scheme) for chunk in weight.split(ROWS_AT_ONCE)]
+    parts = [_rows(chunk, scheme) for chunk in torch.split(weight, ROWS_AT_ONCE)]
     data, scales, zeros = (torch.cat([part[index] for part in parts]) for index in range(3))
     return Quantised(scheme, weight.shape[1], data, scales, zeros)
 
@@ -89,8 +89,8 @@ def _rows(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Ten
     return pack(codes.to(torch.uint8), scheme.bits), scale.squeeze(-1), pack(zero.squeeze(-1).to(torch.uint8), scheme.bits)
 
 
-def _refine(w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes for this scale and zero, the scale that fits them best in least squares, and the squared error: (q, s, z, e)."""
+def _refine(w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, levels: int) -> tuple[torch.Tensor, ...]:
+    """Codes for this scale and zero, the scale that fits them best in least squares, zero, and the squared error."""
     codes = torch.round(w / scale + zero).clamp(0, levels)
     centred = codes - zero
     power = (centred * centred).sum(-1, keepdim=True)

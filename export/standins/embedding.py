@@ -24,7 +24,7 @@ def embedding_stand_in() -> Iterator[None]:
             return original(self, ids)
         return emit("Embedding", (ids, self.weight), (*ids.shape, self.embedding_dim))
 
-    nn.Embedding.forward = forward  # type: ignore[method-assign]
+    nn.Embedding.forward = forward  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

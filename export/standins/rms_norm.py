@@ -27,8 +27,9 @@ class RmsNormStandIn(StandIn):
         offset, epsilon = form
 
         def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-            weight = self.weight if offset == 0 else self.weight + offset
-            return emit("RMSNorm", (x, weight), x.shape, epsilon=epsilon)
+            weight = self._parameters["weight"]
+            assert weight is not None
+            return emit("RMSNorm", (x, weight + offset if offset else weight), x.shape, epsilon=epsilon)
 
         module.forward = types.MethodType(forward, module)
 

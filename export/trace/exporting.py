@@ -84,9 +84,7 @@ def trace(model: PreTrainedModel) -> Traced:
             program = torch.export.export(
                 _GraphContract(model, len(layers)), (), kwargs=arguments, dynamic_shapes=_dynamic_shapes(len(layers)), strict=False
             )
-            onnx_program = torch.onnx.export(
-                program, (), kwargs=arguments, dynamo=True, optimize=False, opset_version=OPSET, verbose=False
-            )
+            onnx_program = torch.onnx.export(program, (), kwargs=arguments, dynamo=True, optimize=False, opset_version=OPSET, verbose=False)
     except UnsupportedModelError:
         raise
     except Exception as error:  # torch.export raises many kinds; all mean the same to the user
