@@ -78,10 +78,11 @@ def test_draft_model_over_rounds_equals_fresh_runs(draft: Model, attention_bundl
     other = Model(attention_bundle / spec.graph, spec, capacity=100, threads=1, providers=["CPUExecutionProvider"])
     drafter = DraftModel(draft, 259)
     context = [*b"hello"]
-    for accepted, own in ((0, 7), (2, 8), (4, 9), (1, 10), (0, 11), (4, 12)):
+    # In the last but one round another drafter's tokens came instead, and none of them is what this one had proposed.
+    for accepted, own in ((0, [7]), (2, [8]), (4, [9]), (1, [10]), (0, [1, 2, 3, 4, 5]), (4, [12])):
         proposal = drafter.propose(context, 4)
         assert list(proposal.tokens) == chain_by_hand(other, context, 4)
-        context += [*proposal.tokens[:accepted], own]
+        context += [*proposal.tokens[:accepted], *own]
     # Each proposal is one pass that catches up and three steps.
     assert drafter.passes == 6 * 4
 
@@ -123,11 +124,16 @@ class Scripted:
 
 
 def test_the_first_with_a_proposal_is_asked_and_told() -> None:
+    class Recording(FixedLength):
+        def observe(self, drafted: int, accepted: int) -> None:
+            told.append((drafted, accepted))
+
+    told: list[tuple[int, int]] = []
     empty, first, second = Scripted("empty"), Scripted("first", 1, 2, 3), Scripted("second", 4, 5)
-    proposer = Proposer([Source(drafter, FixedLength(2)) for drafter in (empty, first, second)])
+    proposer = Proposer([Source(drafter, Recording(2)) for drafter in (empty, first, second)])
     assert proposer.propose([0], 5).tokens == (1, 2)
     proposer.observe([0], 4)
-    assert (empty.seen, first.seen, second.seen) == ([], [2], [])
+    assert (empty.seen, first.seen, second.seen, told) == ([], [2], [], [(2, 2)]), "two of the four were guesses that filled rows"
     assert len(proposer.propose([0], 0)) == 0
 
 

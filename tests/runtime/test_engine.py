@@ -64,12 +64,13 @@ def test_a_character_of_several_tokens_comes_whole(tmp_path: Path) -> None:
 
 def test_stop_texts(tmp_path: Path) -> None:
     with load(make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table())) as engine:
-        for drafter in ("draft", "none"):
-            result = engine.generate("a", drafter=drafter, draft_length=5, stop=["zzz", "fgh"])
+        for drafter, length in (("draft", 3), ("draft", 4), ("draft", 5), ("none", 1)):
+            result = engine.generate("a", drafter=drafter, draft_length=length, stop=["zzz", "fgh"])
             assert (result.text, result.finish_reason) == ("bcde", "stop")
             assert bytes(result.token_ids) == b"bcdefgh"
             assert result.stats.new_tokens == 7
-            result = engine.generate("a", drafter=drafter, draft_length=5, stop="efx", max_new_tokens=5)
+            assert result.stats.accepted <= 6
+            result = engine.generate("a", drafter=drafter, draft_length=length, stop="efx", max_new_tokens=5)
             assert (result.text, result.finish_reason) == ("bcdef", "length"), "what was held back is shown in the end"
         again = engine.generate("a", drafter="draft", draft_length=5, max_new_tokens=9)
         assert again.text == "bcdefghij"
@@ -91,6 +92,7 @@ def test_what_prompts_share_is_computed_once(attention: Engine, attention_bundle
 
 def test_rows_of_a_fast_generation_do_not_serve_an_exact_one(attention: Engine) -> None:
     prompt = list(range(60))
+    assert attention.exactness.grade == "exact"
     attention.generate(prompt, exactness="fast", max_new_tokens=5)
     assert attention.generate(prompt, max_new_tokens=5).stats.reused_tokens == 0
     assert attention.generate(prompt, exactness="fast", max_new_tokens=5).stats.reused_tokens == 59

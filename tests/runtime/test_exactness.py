@@ -70,6 +70,16 @@ def test_no_two_widths_agree(tmp_path: Path) -> None:
     assert found.difference == pytest.approx(0.07, rel=1e-3)
 
 
+def test_equal_logits_with_other_cache_rows_are_not_equal(tmp_path: Path) -> None:
+    graph = lookup_graph(logits_of_table(alphabet_table()))
+    write = next(node for node in graph.graph.node if "present.0.key" in node.output)
+    write.CopyFrom(helper.make_node("Add", ["past_key_values.0.key", "step"], ["present.0.key"]))
+    graph.graph.initializer.append(numpy_helper.from_array(np.float32([1]), "step"))
+    bundle = write_bundle(tmp_path / "b", {"target": graph}, {"target": (KvLayer(1, 1, 1),)}, chat=False)
+    with load(bundle, threads=1) as engine:
+        assert (engine.exactness.grade, engine.exactness.difference) == ("near", 0)
+
+
 def test_a_width_that_depends_on_the_row_is_not_used(tmp_path: Path) -> None:
     found = self_test(tmp_path / "b", lambda width, row: width == 4 and row == 1)
     assert found.widths == (1, 2, 3, 5, 6, 7, 8, *WIDE)

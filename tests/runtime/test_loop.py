@@ -102,6 +102,12 @@ def test_the_limit_is_exact(tmp_path: Path, limit: int, drafter: str) -> None:
     assert (result.text, result.finish_reason) == ("defghijk"[:limit], "length")
 
 
+def test_no_drafts_beyond_the_limit(tmp_path: Path) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table())
+    drafted = [generate(bundle, drafter="draft", draft_length=4, max_new_tokens=limit).stats.drafted for limit in range(1, 8)]
+    assert drafted == [0, 0, 1, 2, 3, 4, 4]
+
+
 @pytest.mark.parametrize("drafter", ["draft", "none", "ngram"])
 @pytest.mark.parametrize("width", [4, 8])
 def test_a_full_cache_ends_every_drafter_at_the_same_token(tmp_path: Path, drafter: str, width: int) -> None:
