@@ -78,7 +78,9 @@ def need_export_extras() -> None:
     from importlib.util import find_spec
 
     missing = [
-        name for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf") if not find_spec(name)
+        name
+        for name in ("torch", "transformers", "optimum.exporters", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf")
+        if not find_spec(name)
     ]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed; {EXTRAS_HINT}")

@@ -12,14 +12,9 @@ import pytest
 from edgespec.cli import export as command
 from tests.cli.conftest import Run, assert_one_line_error
 
-optimum = pytest.importorskip("optimum")
-
-
-def test_missing_extras_say_what_to_install(edgespec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("torch", "gguf") else find_spec(name))
-    assert_one_line_error(edgespec("export", "model", "-o", tmp_path / "b"), "torch, gguf not installed", "pip install 'edgespec[export]'")
-    assert list(tmp_path.iterdir()) == []
+# Not "optimum": our own registration file makes that namespace exist wherever edgespec is installed.
+pytest.importorskip("optimum.commands.base")
+pytest.importorskip("torch")
 
 
 def test_options_become_the_configuration() -> None:

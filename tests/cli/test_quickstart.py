@@ -96,6 +96,7 @@ def test_an_arm_without_speed_gives_zero_and_no_error() -> None:
 @pytest.fixture
 def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
     """Stand-ins for prepare and write_bundle that copy the look-up bundle; the list says which drafts were written where."""
+    pytest.importorskip("torch")
     written: list[tuple[str, str]] = []
 
     def write_bundle(prepared: str, output: Path, draft: str) -> None:
