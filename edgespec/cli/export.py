@@ -74,13 +74,20 @@ def make_config(options: dict[str, Any]) -> ExportConfig:
 
 
 def need_export_extras() -> None:
-    """Refuse by name before any work when a library of the exporter is missing; nothing is imported to find out."""
-    from importlib.util import find_spec
-
-    missing = [
-        name
-        for name in ("torch", "transformers", "optimum.exporters", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf")
-        if not find_spec(name)
-    ]
+    """Refuse by name before any work when a library of the exporter is missing; none of them is imported to find out."""
+    names = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors", "gguf")
+    missing = [name for name in names if not is_installed(name)]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed; {EXTRAS_HINT}")
+
+
+def is_installed(name: str) -> bool:
+    """Whether ``import name`` would find a library."""
+    from importlib.util import find_spec
+
+    # The namespace `optimum` exists wherever edgespec is installed, because of our own file in it.
+    module = "optimum.exporters" if name == "optimum" else name
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
