@@ -47,7 +47,7 @@ class FixedLength:
 
 
 class AutoLength:
-    """The best number for one drafter.
+    """The best number for one drafter. It may serve several generations: what it learnt in one holds for the next.
 
     Args:
         target_ms: cost of a target pass of n tokens, padding included.
@@ -59,8 +59,8 @@ class AutoLength:
         self._target = [target_ms(1 + count) for count in range(most + 1)]
         self._draft = draft_ms
         # Weighted counts of accepted tokens and of rejections; their ratio is the maximum-likelihood estimate of a. The
-        # start says 0.75 with the weight of one good round: optimistic, so that a drafter gets its chance.
-        self._accepted, self._rejected = 3.0, 1.0
+        # start says 0.75 with the weight of two tokens: optimistic, so that a drafter gets its chance, and soon outvoted.
+        self._accepted, self._rejected = 1.5, 0.5
         self._pause = 0
         self._next_pause = FIRST_PAUSE
         self._probing = PROBE_ROUNDS

@@ -40,6 +40,8 @@ from edgespec.runtime.text.detokenizer import Detokenizer
 from edgespec.runtime.text.stop import StopTexts
 from edgespec.runtime.text.tokenizer import Tokenizer
 
+LOOK_UP_MS = 0.01  # a token drafted without a model
+
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -110,6 +112,7 @@ class Engine:
         names = {drafter.model for drafter in self.manifest.drafters if drafter.model is not None}
         self.capacity = rows_that_fit(self.manifest, [spec, *(self.manifest.models[name] for name in sorted(names))], budget)
         self._models: dict[str, Model] = {}
+        self._policies: dict[tuple[str, WidthRule], AutoLength] = {}
         self._cache_made = "fast"
         """Exactness of the generation that filled the target's cache."""
         self._busy = False
@@ -306,11 +309,19 @@ class Engine:
         for name in names:
             policy: LengthPolicy
             if options.draft_length == "auto":
-                policy = AutoLength(functools.partial(self._pass_ms, target.widths), self._costs.draft_ms.get(name, 0.01), most)
+                policy = self._auto_length(name, target.widths)
             else:
                 policy = FixedLength(min(options.draft_length, most))
             sources.append(Source(drafters.kind_of(name).make(resources), policy))
         return Proposer(sources)
+
+    def _auto_length(self, drafter: str, widths: WidthRule) -> AutoLength:
+        """One for each drafter and rule, kept for the next generation."""
+        key = drafter, widths
+        if key not in self._policies:
+            draft_ms = self._costs.draft_ms.get(drafter, LOOK_UP_MS)
+            self._policies[key] = AutoLength(functools.partial(self._pass_ms, widths), draft_ms, widths.widths[-1] - 1)
+        return self._policies[key]
 
     def _pass_ms(self, widths: WidthRule, count: int) -> float:
         """Cost of a pass of ``count`` tokens, padded to an allowed width."""

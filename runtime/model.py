@@ -62,7 +62,9 @@ class Model:
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
         self._no_bias = _zeroed(self.max_pass * capacity * 4).view(np.float32)
-        self._bias = np.zeros(0, np.float32)
+        # One bias for layers that see everything (window None), and one for each window that layers have.
+        self._windows = {layer.window for layer in spec.layers} | {None}
+        self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
         self._bindings: dict[tuple[int, int], Any] = {}
         self._offsets = np.arange(self.max_pass, dtype=np.int64)
 
@@ -99,11 +101,11 @@ class Model:
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
-        bias = self._no_bias
-        if parents is not None:
-            bias = self._tree_bias(parents, width, total)
+        hidden = None if parents is None else self._tree(parents, width)
         binding = self._binding(width, len(rows))
-        binding.bind_input("attention_bias", "cpu", 0, np.float32, [1, 1, width, total], bias.ctypes.data)
+        for window in self._windows:
+            bias = self._bias(window, width, total, hidden)
+            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, width, total], bias.ctypes.data)
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(binding)
@@ -141,20 +143,36 @@ class Model:
         """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each. For tests of exactness."""
         return [cache[:, :, start:stop].copy() for cache in self._caches]
 
-    def _tree_bias(self, parents: Sequence[int], width: int, total: int) -> Floats:
-        """The bias [S, T] under which a row sees the valid rows, its ancestors and itself. Also sets the positions."""
-        start = total - width
-        if self._bias.size < width * total:
-            self._bias = np.empty(width * self.capacity, np.float32)
-        bias = self._bias[: width * total].reshape(width, total)
-        bias.fill(0.0)
+    def _tree(self, parents: Sequence[int], width: int) -> npt.NDArray[np.bool_]:
+        """Which new rows are hidden from which, bool [S, S], for a tree. Also sets the rows' positions."""
+        start = self.length
         sees = np.zeros((width, width), bool)
+        sees[len(parents) :] = True  # padding: nobody reads it
         for row, parent in enumerate(parents):
             if parent >= 0:
                 sees[row] = sees[parent]
             sees[row, row] = True
             self._positions[row] = start if parent < 0 else self._positions[parent] + 1
-        bias[: len(parents), start:][~sees[: len(parents)]] = MASKED
+        return ~sees
+
+    def _bias(self, window: int | None, width: int, total: int, hidden: npt.NDArray[np.bool_] | None) -> Floats:
+        """The bias [S, T] for layers with this window: ``MASKED`` where a row must not see another, else 0."""
+        start = total - width
+        if hidden is None and (window is None or total <= window):
+            return self._no_bias
+        if self._biases[window].size < width * total:
+            self._biases[window] = np.empty(width * self.capacity, np.float32)
+        bias = self._biases[window][: width * total].reshape(width, total)
+        bias.fill(0.0)
+        if hidden is not None:
+            bias[:, start:][hidden] = MASKED
+        if window is not None:
+            # A row at position p sees the positions p - window + 1 to p. Old rows are at the position of their index;
+            # in a tree several new rows share one.
+            positions = self._positions[:width]
+            oldest = positions - window + 1
+            bias[:, :start][np.arange(start) < oldest[:, None]] = MASKED
+            bias[:, start:][positions < oldest[:, None]] = MASKED
         return bias
 
     def _binding(self, width: int, rows: int) -> Any:
@@ -184,6 +202,11 @@ class Model:
             bind(f"past_key_values.{name}", cache, list(cache.shape))
             binding.bind_output(f"present.{name}", "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
         return binding
+
+
+def bias_name(window: int | None) -> str:
+    """The graph input with the bias for layers of this window."""
+    return "attention_bias" if window is None else f"attention_bias_window_{window}"
 
 
 def bytes_per_row(spec: ModelSpec) -> int:
@@ -220,9 +243,10 @@ def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
         "position_ids": ("tensor(int64)", [1, None]),
         "seqlens_k": ("tensor(int32)", [1]),
         "total_sequence_length": ("tensor(int32)", []),
-        "attention_bias": ("tensor(float)", [1, 1, None, None]),
         "logit_rows": ("tensor(int64)", [None]),
     }
+    for window in {layer.window for layer in spec.layers} | {None}:
+        inputs[bias_name(window)] = ("tensor(float)", [1, 1, None, None])
     outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
     for index, layer in enumerate(spec.layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):

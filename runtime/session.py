@@ -2,8 +2,10 @@
 
 What the settings are for, measured with ONNX Runtime 1.32 on two cores:
 
-* the pool of a session spins while it waits for work. With two sessions (target and draft) on the same cores the pools
-  starve each other and every pass is 1.6 to 3 times slower, so spinning stops as soon as a run ends;
+* by default the threads of a session spin while they wait for work. With two sessions (target and draft) on the same
+  cores they starve each other and every pass is 1.6 to 3 times slower; when another process wants the cores a pass of
+  one session alone is too (SmolLM2-135M, int8: 20 against 10 ms). Spinning only until the end of a run helps the
+  first and not the second, so there is none;
 * the memory arena keeps what the largest pass ever needed. It is off: prefill in chunks needs little, and decoding
   works in buffers of our own.
 """
@@ -63,7 +65,7 @@ def make_session(graph: Path, threads: int, providers: Sequence[str]) -> onnxrun
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4  # An error is raised anyway; it need not be on stderr as well.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return ort.InferenceSession(str(graph), options, providers=list(providers))
     except Exception as error:  # onnxruntime's exceptions have no common base of their own

@@ -14,6 +14,7 @@ import pytest
 import edgespec
 from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFailure, UsageError
 from edgespec.runtime import Engine, Stats, drafters, load, verify
+from edgespec.runtime.cost import Costs
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_attention_bundle, make_lookup_bundle
 
@@ -321,3 +322,13 @@ def test_engines_come_and_go_without_growing(tmp_path: Path) -> None:
         once()
     gc.collect()
     assert resident() - before < 8 * 2**20, "an engine's caches and sessions are a few hundred kilobytes each at least"
+
+
+def test_a_drafter_that_did_not_pay_is_still_off_in_the_next_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(make_lookup_bundle(tmp_path / "b", draft_table=[ord("!")] * 259)) as engine:
+        monkeypatch.setitem(engine.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 1.0}, True))
+        first = engine.generate("a", drafter="draft", max_new_tokens=10)
+        second = engine.generate("a", drafter="draft", max_new_tokens=10)
+        assert first.stats.drafted >= 4, "it gets its chance"
+        assert second.stats.drafted == 0
+        assert "no draft length gains" in str(second.stats.speculation_off)
