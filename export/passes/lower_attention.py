@@ -16,8 +16,11 @@ class LowerAttention(GraphPass):
         tokens = graph.inputs[0].shape[1] if graph.inputs[0].shape is not None else "S"
         seqlens = _input("seqlens_k", ir.DataType.INT32, [1])
         total = _input("total_sequence_length", ir.DataType.INT32, [])
-        bias = _input("attention_bias", ir.DataType.FLOAT, [1, 1, tokens, "T"])
-        graph.inputs[2:2] = [seqlens, total, bias]
+        # A window is part of the bias: the kernel's own counts rows, and in a tree rows and positions differ.
+        windows = sorted({node.attributes["window"].as_int() for node in dialect_nodes(graph, "Attention")} | {0})
+        names = {window: f"attention_bias_window_{window}" if window else "attention_bias" for window in windows}
+        biases = {window: _input(name, ir.DataType.FLOAT, [1, 1, tokens, "T"]) for window, name in names.items()}
+        graph.inputs[2:2] = [seqlens, total, *biases.values()]
         for node in dialect_nodes(graph, "Attention"):
             query, key, value, past_key, past_value = node.inputs
             assert past_key is not None
@@ -28,11 +31,11 @@ class LowerAttention(GraphPass):
                 "num_heads": node.attributes["num_heads"].as_int(),
                 "kv_num_heads": node.attributes["kv_num_heads"].as_int(),
                 "scale": node.attributes["scale"].as_float(),
-                "local_window_size": node.attributes["window"].as_int() or -1,
                 "softcap": node.attributes["softcap"].as_float(),
                 "do_rotary": 0,
             }
             unused: list[ir.Value | None] = [None, None, None]  # cos_cache, sin_cache, position_ids
+            bias = biases[node.attributes["window"].as_int()]
             inputs = [query, key, value, past_key, past_value, seqlens, total, *unused, bias]
             new = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, version=1, num_outputs=3)
             replace(graph, node, new)

@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.bundle import describe_file
 from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation, Source, TokenizerSpec
+from edgespec.runtime.model import bias_name
 
 EOS, USER, ASSISTANT = 256, 257, 258
 VOCAB = 259
@@ -154,9 +155,9 @@ def contract(layers: Sequence[KvLayer]) -> tuple[list[onnx.ValueInfoProto], list
         value("position_ids", INT64, [1, "S"]),
         value("seqlens_k", INT32, [1]),
         value("total_sequence_length", INT32, []),
-        value("attention_bias", FLOAT, [1, 1, "S", "T"]),
         value("logit_rows", INT64, ["R"]),
     ]
+    inputs += [value(bias_name(window), FLOAT, [1, 1, "S", "T"]) for window in {None} | {layer.window for layer in layers}]
     outputs = [value("logits", FLOAT, [1, "R", VOCAB])]
     for index, layer in enumerate(layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
@@ -201,12 +202,11 @@ def attention_graph(layers: Sequence[KvLayer], seed: int, noise: float = 0.0, hi
         nodes.append(
             node(
                 "GroupQueryAttention",
-                [f"q{i}", f"k{i}", f"v{i}", *past, "seqlens_k", "total_sequence_length", "", "", "", "attention_bias"],
+                [f"q{i}", f"k{i}", f"v{i}", *past, "seqlens_k", "total_sequence_length", "", "", "", bias_name(layer.window)],
                 [f"attended{i}", f"present.{i}.key", f"present.{i}.value"],
                 domain="com.microsoft",
                 num_heads=query_heads,
                 kv_num_heads=layer.heads,
-                local_window_size=layer.window or -1,
             )
         )
         nodes.append(node("MatMul", [f"attended{i}", weight(f"o{i}.w", query_heads * layer.value_dim, hidden, scale=0.7)], [f"mixed{i}"]))

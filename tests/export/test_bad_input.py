@@ -1,0 +1,149 @@
+"""Checkpoints that cannot be exported: one line that says what, where and what to do, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from edgespec.errors import CapacityError, CheckpointError, EdgespecError, UnsupportedModelError, UsageError
+from tests.export.conftest import export
+from tests.helpers.bundles import byte_tokenizer
+from tests.helpers.checkpoints import BASE, CAPACITY, make_checkpoint, make_tokenizer
+
+
+@pytest.fixture
+def broken(llama: Path, tmp_path: Path) -> Path:
+    """A copy of a good checkpoint, for the test to break."""
+    return Path(shutil.copytree(llama, tmp_path / "broken"))
+
+
+def refused(target: Path | str, tmp_path: Path, **options: object) -> str:
+    """The message of a refused export, which must be one line and leave nothing."""
+    with pytest.raises(EdgespecError) as caught:
+        export(Path(target), tmp_path / "bundle", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+    assert not list(tmp_path.glob(".bundle*"))
+    return str(caught.value)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_paths_that_are_not_there(tmp_path: Path) -> None:
+    assert "no such" in refused(tmp_path / "nowhere", tmp_path)
+    assert "no such file" in refused(tmp_path / "nowhere.gguf", tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "config.json" in refused(tmp_path / "empty", tmp_path)
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "is a file" in refused(tmp_path / "notes.txt", tmp_path)
+
+
+def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message = refused("nobody/nothing-at-all", tmp_path)
+    assert "Hub cannot be reached" in message
+    assert ".gguf" in message
+
+
+def test_damaged_weights(broken: Path, tmp_path: Path) -> None:
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "not a whole safetensors file" in refused(broken, tmp_path)
+    weights.unlink()
+    assert "model.safetensors" in refused(broken, tmp_path)
+
+
+def test_tensors_missing_or_not_finite_are_named(broken: Path, tmp_path: Path) -> None:
+    path, name = broken / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(path)
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, path, metadata={"format": "pt"})
+    assert name in refused(broken, tmp_path)
+    tensors[name][0, 0] = torch.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+    message = refused(broken, tmp_path)
+    assert name in message
+    assert "not finite" in message
+
+
+def test_a_shard_missing(broken: Path, tmp_path: Path) -> None:
+    names = load_file(broken / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00002.safetensors")}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00001-of-00002.safetensors: missing" in refused(broken, tmp_path)
+
+
+def test_files_that_are_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for content in (b"", b"GGUF", b"GGUF" + bytes(range(256)) * 4, b"PK\x03\x04" * 100):
+        path.write_bytes(content)
+        assert "not a whole GGUF file" in refused(path, tmp_path)
+
+
+def test_models_that_are_no_decoders(broken: Path, tmp_path: Path) -> None:
+    edit_config(broken, model_type="t5", architectures=["T5ForConditionalGeneration"])
+    assert "only decoders" in refused(broken, tmp_path)
+    edit_config(broken, model_type="vit", architectures=["ViTModel"])
+    assert "vit" in refused(broken, tmp_path)
+    edit_config(broken, model_type="no_such_model", architectures=["NoSuchModel"])
+    assert "no_such_model" in refused(broken, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "named"),
+    [
+        ("mamba", {"state_size": 8}, "layer 0"),
+        ("bloom", {"n_head": 4, "n_layer": 2}, "layer 0"),
+        ("gpt_oss", {"num_local_experts": 4}, "layer 0"),
+    ],
+)
+def test_layers_that_cannot_be_exported_are_named(architecture: str, changes: dict[str, object], named: str, tmp_path: Path) -> None:
+    base = {**BASE, "num_hidden_layers": 2, **changes}
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**base)).save_pretrained(tmp_path / "checkpoint")
+    make_tokenizer().save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(UnsupportedModelError, match=named):
+        export(tmp_path / "checkpoint", tmp_path / "bundle")
+
+
+def test_a_draft_with_another_tokenizer(llama: Path, broken: Path, tmp_path: Path) -> None:
+    other = byte_tokenizer()
+    other.add_tokens(["hello"])
+    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<eos>").save_pretrained(broken)
+    assert "another tokenizer" in refused(llama, tmp_path, draft=str(broken))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=258)
+    assert "259 tokens" in refused(checkpoint, tmp_path)
+
+
+def test_a_tokenizer_that_is_missing(broken: Path, tmp_path: Path) -> None:
+    for path in broken.glob("tokenizer*"):
+        path.unlink()
+    assert "tokenizer" in refused(broken, tmp_path)
+
+
+def test_options_out_of_range(llama: Path, tmp_path: Path) -> None:
+    for options, error, named in (
+        ({"context": CAPACITY + 1}, CapacityError, "96"),
+        ({"draft": "layers:3"}, UsageError, "1 to 2"),
+        ({"draft": "layers:0"}, UsageError, "layers:4"),
+        ({"draft": "layers:many"}, UsageError, "layers:4"),
+        ({"weights": "int3"}, UsageError, "int3"),
+        ({"block_size": 24}, UsageError, "24"),
+        ({"max_width": 1}, UsageError, "max-width"),
+        ({"max_kl": float("nan")}, UsageError, "max-kl"),
+        ({"draft": str(tmp_path / "nowhere")}, CheckpointError, "nowhere"),
+    ):
+        with pytest.raises(error, match=named):
+            export(llama, tmp_path / "bundle", **options)
+        assert not (tmp_path / "bundle").exists()
