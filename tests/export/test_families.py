@@ -52,7 +52,7 @@ def test_equals_torch_through_prefill_verification_and_rollback(family: str, tmp
 
     assert distance(model.run(IDS[:30], range(30)), right[:30]) < TOLERANCE
     # A verification pass on the past, of which two tokens are kept ...
-    wrong = IDS[:32] + [7, 8, 9]
+    wrong = [*IDS[:32], 7, 8, 9]
     assert distance(model.run(wrong[30:], range(5)), reference(wrong)[30:]) < TOLERANCE
     model.keep(32)
     # ... and then on: one token, several, and only some of the rows.

@@ -89,7 +89,7 @@ def run_operator(op: str, w: torch.Tensor, scheme: Scheme, folder: Path) -> tupl
         source = ir.Value(name="x", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1, "S"]))
     graph = ir.Graph([source], [], nodes=[], opset_imports={"": 23, "com.microsoft": 1, dialect.DOMAIN: 1})
     table = weight(graph, "w", ir.DataType.FLOAT, (rows, columns), Recipe(("w",)))
-    node = ir.node(op, [source, table] if op == "Linear" else [source, table], domain=dialect.DOMAIN, version=1)
+    node = ir.node(op, [source, table], domain=dialect.DOMAIN, version=1)
     node.outputs[0].name = "y"
     node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     node.outputs[0].shape = ir.Shape([1, "S", rows if op == "Linear" else columns])

@@ -44,7 +44,7 @@ def test_other_modules_are_left_alone(module: nn.Module) -> None:
 def test_rotary_is_matched_by_value() -> None:
     assert _rotates_halves(halves)
     assert not _rotates_halves(interleaved)
-    assert not _rotates_halves(lambda q, k, cos, sin: (q, k))
+    assert not _rotates_halves(lambda q, k, *_: (q, k))
     assert not _rotates_halves(lambda q, k: (q, k))
 
 
