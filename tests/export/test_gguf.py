@@ -1,0 +1,101 @@
+"""GGUF files, written by llama.cpp's own library, read one tensor at a time and equal to what transformers loads as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GgufConfig
+
+from edgespec.errors import CheckpointError
+from edgespec.export.checkpoint import open_checkpoint
+from edgespec.export.trace.model import build_empty
+from tests.export.conftest import export
+from tests.helpers.bundles import byte_tokenizer
+
+HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 4, 2, 96, 2, 64
+
+
+def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = "llama") -> Path:
+    """A random model with the byte-level tokenizer of the tests."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    vocabulary = byte_tokenizer().get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    tokens.append(tokens[0] + tokens[1])  # a GGUF has at least one merge
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
+    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
+    writer.add_eos_token_id(vocabulary["<eos>"])
+    writer.add_bos_token_id(vocabulary["<eos>"])
+    writer.add_license("mit")
+    rng = np.random.default_rng(0)
+    kv = KV_HEADS * HIDDEN // HEADS
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        for name, shape in {
+            "attn_q": (HIDDEN, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
+            "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER), "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,),
+        }.items():  # fmt: skip
+            shapes[f"blk.{layer}.{name}"] = shape
+    for name, shape in shapes.items():
+        values = (rng.normal(size=shape) * 0.1).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values + 1)
+        else:
+            writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+def test_tensors_equal_what_transformers_loads(kind: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
+    whole = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    ).state_dict()
+    checkpoint = open_checkpoint(str(path))
+    checkpoint.bind(build_empty(checkpoint.config_copy()))
+    names = set(whole) - {"lm_head.weight"}  # tied: stored once
+    assert set(checkpoint) == names
+    assert checkpoint.origin.licence == "mit"
+    for name in names:
+        assert torch.equal(checkpoint[name], whole[name]), name
+
+
+def test_a_gguf_exports(tmp_path: Path) -> None:
+    report = export(write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0), tmp_path / "bundle", draft="layers:1")
+    assert report.manifest.target.source.licence == "mit"
+    assert report.manifest.target.fidelity is not None
+    assert report.manifest.target.fidelity.relative_rms < 1e-4
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0)
+    whole = path.read_bytes()
+    for size in (len(whole) - 100, len(whole) // 2, 2000, 60, 20):
+        cut = tmp_path / f"cut{size}.gguf"
+        cut.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=cut.name):
+            open_checkpoint(str(cut))
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, architecture="wavenet")
+    with pytest.raises(CheckpointError, match="wavenet"):
+        open_checkpoint(str(path))
