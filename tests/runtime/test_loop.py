@@ -131,9 +131,9 @@ def test_ngram_accepts_a_repetition(tmp_path: Path) -> None:
     assert (result.stats.target_passes, result.stats.accepted) == (5, 35)
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_every_drafter_gives_the_plain_text(tmp_path: Path, seed: int | None) -> None:
-    bundle = make_attention_bundle(tmp_path / "b", draft_noise=0.15, capacity=300)
+@pytest.mark.parametrize(("seed", "window"), [(None, None), (None, 16), (1, None), (2, 50)])
+def test_every_drafter_gives_the_plain_text(tmp_path: Path, seed: int | None, window: int | None) -> None:
+    bundle = make_attention_bundle(tmp_path / "b", draft_noise=0.15, capacity=300, window=window)
     sampling = {} if seed is None else {"do_sample": True, "temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": seed}
     rng = np.random.default_rng(0)
     accepted = 0

@@ -33,8 +33,11 @@ def fresh(bundle: Path, tokens: list[int], rows: list[int]) -> np.ndarray:
     return open_model(bundle).run(tokens, rows).copy()
 
 
-def test_passes_of_any_size_equal_one_pass(model: Model, attention_bundle: Path) -> None:
-    expected = fresh(attention_bundle, TOKENS[:30], list(range(30)))
+@pytest.mark.parametrize("window", [None, 1, 8, 29, 30])
+def test_passes_of_any_size_equal_one_pass(tmp_path: Path, window: int | None) -> None:
+    bundle = make_attention_bundle(tmp_path / "b", window=window)
+    model = open_model(bundle)
+    expected = fresh(bundle, TOKENS[:30], list(range(30)))
     out, start = [], 0
     for size in (7, 1, 1, 5, 2, 14):
         out.append(model.run(TOKENS[start : start + size], range(size)).copy())
@@ -51,6 +54,14 @@ def test_after_any_rollback_going_on_equals_a_fresh_run(model: Model, attention_
     expected = fresh(attention_bundle, TOKENS[:kept] + other, [kept + 9])
     np.testing.assert_allclose(model.run(other, [9]), expected, atol=1e-4)
     assert model.length == kept + 10
+
+
+def test_a_window_hides_what_lies_before_it(tmp_path: Path) -> None:
+    """The second layer of two sees 8 positions, the first all; a text as long as the window is as if there were none."""
+    windowed, whole = make_attention_bundle(tmp_path / "w", window=8), make_attention_bundle(tmp_path / "n")
+    for length, equal in ((8, True), (9, False), (20, False)):
+        with_window, without = fresh(windowed, TOKENS[:length], [length - 1]), fresh(whole, TOKENS[:length], [length - 1])
+        assert np.allclose(with_window, without, atol=1e-4) == equal
 
 
 def test_padding_is_not_seen_and_not_kept(model: Model, attention_bundle: Path) -> None:
@@ -74,12 +85,10 @@ TREES = [
 def test_a_tree_equals_its_paths_as_chains(tmp_path: Path, tree: DraftTree, window: int | None) -> None:
     bundle = make_attention_bundle(tmp_path / "b", window=window)
     model, chain = open_model(bundle), open_model(bundle)
-    prompt, root = TOKENS[: 6 if window else 20], TOKENS[20]
+    prompt, root = TOKENS[:20], TOKENS[20]
     parents = (-1, *(parent + 1 for parent in tree.parents))
     for node in range(len(tree)):
         path = tree.ancestors(node)
-        if window and len(prompt) + 1 + len(tree) > window:
-            continue  # A window counts cache rows, siblings included, so beyond it a tree is not its paths.
         model.keep(0)
         model.run(prompt, [0])
         out = model.run((root, *tree.tokens), range(1 + len(tree)), parents).copy()
