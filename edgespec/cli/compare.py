@@ -132,8 +132,19 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison, arm: str) -> str:
-    """One honest sentence about ``arm``."""
+    """One honest sentence about ``arm``, which also says on how many prompts its drafters were off in the end."""
     speedup = comparison.speedup(arm)
-    if speedup >= LEAST_GAIN:
-        return f"{arm}: {speedup:.2f}x the speed of plain decoding, {comparison.tokens_per_pass(arm):.2f} tokens per pass"
-    return f"{arm}: no gain on this machine ({speedup:.2f}x, {comparison.tokens_per_pass(arm):.2f} tokens per pass)"
+    passes = f"{comparison.tokens_per_pass(arm):.2f} tokens per pass"
+    text = (
+        f"{speedup:.2f}x the speed of plain decoding, {passes}"
+        if speedup >= LEAST_GAIN
+        else f"no gain on this machine ({speedup:.2f}x, {passes})"
+    )
+    off = sum(arms[arm].off is not None for arms in comparison.results.values())
+    return f"{arm}: {text}" + (f"; its drafters did not pay and were off on {off} of {len(comparison.results)} prompts" if off else "")
+
+
+# The arm "draft" would otherwise pass for a measurement of the draft model.
+FILLING = (
+    "A row that would be padding carries an n-gram guess, in every arm with a drafter: a gain while the drafters are off comes from these."
+)

@@ -18,7 +18,7 @@ import click
 from edgespec.bundle import open_bundle
 from edgespec.cache import cache_folder
 from edgespec.cli.checkpoint import fetch_gguf, need_free_space
-from edgespec.cli.compare import ARMS, Comparison, compare, comparison_table, verdict
+from edgespec.cli.compare import ARMS, FILLING, Comparison, compare, comparison_table, verdict
 from edgespec.cli.export import make_config, need_export_extras
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.output import human_bytes, print_json, progress
@@ -71,6 +71,8 @@ def quickstart(gguf: Path | None, output: Path | None, threads: int | None, as_j
     click.echo()
     for arm in SPECULATIVE:
         click.echo(verdict(comparison, arm))
+    if any(arms[arm].off for arms in comparison.results.values() for arm in SPECULATIVE):
+        click.echo(FILLING)
     click.echo(f"next: edgespec run {kept} 'Hello' --stats")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -79,6 +80,14 @@ def test_the_base_of_every_ratio_is_the_fastest_plain_decoding() -> None:
     faster = Comparison({"p": comparison.results["p"]})
     assert verdict(faster, "auto") == "auto: 2.00x the speed of plain decoding, 1.50 tokens per pass"
     assert comparison.texts_equal("p"), "fast plain decoding may differ, that is why it is called fast"
+
+
+def test_a_gain_without_the_drafters_is_not_credited_to_them() -> None:
+    off = dataclasses.replace(arm(150, 1), off="draft: does not pay")
+    results = {BASE: arm(100, 1), PLAIN: arm(90, 1), "draft": off, "auto": arm(100, 1)}
+    comparison = Comparison({"p": results, "q": {**results, "draft": arm(150, 1)}})
+    assert verdict(comparison, "draft").endswith("its drafters did not pay and were off on 1 of 2 prompts")
+    assert "off" not in verdict(comparison, "auto")
 
 
 def test_a_text_that_differs_is_shouted() -> None:
