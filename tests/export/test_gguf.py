@@ -16,7 +16,7 @@ from edgespec.export.trace.model import build_empty
 from tests.export.conftest import export
 from tests.helpers.bundles import byte_tokenizer
 
-HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 4, 2, 96, 2, 64
+HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT, VOCAB = 64, 4, 2, 96, 2, 64, 288
 
 
 def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = "llama") -> Path:
@@ -33,7 +33,7 @@ def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = 
     vocabulary = byte_tokenizer().get_vocab()
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
     tokens.append(tokens[0] + tokens[1])  # a GGUF has at least one merge
-    writer.add_vocab_size(len(tokens))
+    writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
@@ -43,12 +43,11 @@ def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = 
     writer.add_license("mit")
     rng = np.random.default_rng(0)
     kv = KV_HEADS * HIDDEN // HEADS
-    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
     for layer in range(LAYERS):
-        for name, shape in {
-            "attn_q": (HIDDEN, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
-            "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER), "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,),
-        }.items():  # fmt: skip
+        parts = {"attn_q": (HIDDEN, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN), "attn_output": (HIDDEN, HIDDEN)}
+        parts |= {"ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER)}
+        for name, shape in {**parts, "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}.items():
             shapes[f"blk.{layer}.{name}"] = shape
     for name, shape in shapes.items():
         values = (rng.normal(size=shape) * 0.1).astype(np.float32)
