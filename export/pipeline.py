@@ -32,7 +32,7 @@ from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty
 from edgespec.export.weights import WeightFile, count_recipes
-from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, Manifest, ModelSpec, Quantisation, Source, parse_manifest
+from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, Fidelity, Manifest, ModelSpec, Quantisation, Source, parse_manifest
 
 WEIGHTS_FILE = "weights.bin"
 BITS = {"int4": 4, "int8": 8}
@@ -40,10 +40,11 @@ BITS = {"int4": 4, "int8": 8}
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """An open checkpoint with its traced graph."""
+    """An open checkpoint with its traced graph, and what has been proven of its exports by quantisation and depth."""
 
     checkpoint: Checkpoint
     traced: Traced
+    proven: dict[tuple[Quantisation, int], Fidelity] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +144,14 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
 
 
 def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]) -> ModelSpec:
-    with _step(f"{name}: comparing with the original", config.quiet):
-        original = decoder.checkpoint.config_copy()
-        if spec.source.derived:
-            original = shallow_config(original, len(spec.layers))
-        fidelity = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences)
+    key = (spec.quantisation, len(spec.layers))
+    if key not in decoder.proven:
+        with _step(f"{name}: comparing with the original", config.quiet):
+            original = decoder.checkpoint.config_copy()
+            if spec.source.derived:
+                original = shallow_config(original, len(spec.layers))
+            decoder.proven[key] = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences)
+    fidelity = decoder.proven[key]
     kind = "fp32" if spec.quantisation.bits == 32 else f"int{spec.quantisation.bits}"
     parity.require(name, fidelity, kind, config.max_kl)
     return dataclasses.replace(spec, fidelity=fidelity)
