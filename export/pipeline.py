@@ -32,7 +32,17 @@ from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty
 from edgespec.export.weights import WeightFile, count_recipes
-from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, Fidelity, Manifest, ModelSpec, Quantisation, Source, parse_manifest
+from edgespec.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    DrafterSpec,
+    Fidelity,
+    Manifest,
+    ModelSpec,
+    Quantisation,
+    Source,
+    parse_manifest,
+)
 
 WEIGHTS_FILE = "weights.bin"
 BITS = {"int4": 4, "int8": 8}
