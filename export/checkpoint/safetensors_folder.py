@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
 
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint.base import Checkpoint, Origin
+from edgespec.export.checkpoint.renaming import Conversion, find_renaming
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -24,20 +26,23 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files = _locate(origin.folder)
         self._open: dict[Path, Any] = {}
         self._aliases: dict[str, str] = {}
+        self._conversions: dict[str, Conversion] = {}
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._files) | frozenset(self._aliases)
+        return frozenset(self._files) | frozenset(self._aliases) | frozenset(self._conversions)
 
     def bind(self, model: torch.nn.Module) -> None:
-        # A checkpoint of the bare decoder lacks the prefix of the model with a head ("model.layers..." there).
-        prefix = getattr(model, "base_model_prefix", "")
-        for name in model.state_dict():
-            bare = name.removeprefix(prefix + ".")
-            if name not in self._files and bare in self._files:
-                self._aliases[name] = bare
+        assert isinstance(model, PreTrainedModel)
+        found = find_renaming(model, self._files)
+        self._aliases, self._conversions = found.aliases, found.conversions
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        stored = self._aliases.get(name, name)
+        conversion = self._conversions.get(name)
+        if conversion is not None and name not in self._files:
+            return conversion.make(name, self._read)
+        return self._read(self._aliases.get(name, name))
+
+    def _read(self, stored: str) -> torch.Tensor:
         path = self._files[stored]
         try:
             tensor: torch.Tensor = self._reader(path).get_tensor(stored)
