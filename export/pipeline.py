@@ -90,6 +90,7 @@ def prepare(config: ExportConfig) -> Prepared:
         checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
         capacity = _capacity(checkpoint.config, config)
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
+        checkpoint.forget_header()
         vocab_size = checkpoint.config.get_text_config().vocab_size
         if len(tokenizer) > vocab_size:
             raise CheckpointError(f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {vocab_size}")
@@ -186,6 +187,7 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
                 "choose a draft of the same family"
             )
         _capacity(checkpoint.config, config, prepared.capacity, f"--draft {draft}")
+        checkpoint.forget_header()
     return _decoder(checkpoint, "draft", config.quiet)
 
 

@@ -55,6 +55,9 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
     def bind(self, model: torch.nn.Module) -> None:
         """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""
 
+    def forget_header(self) -> None:
+        """Free what was kept for loading the configuration and the tokenizer; tensors can still be read."""
+
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.names()))
 

@@ -1,0 +1,63 @@
+"""An environment of its own for every peer, and the same weights for all of them; both made once and kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = {"onnxruntime-genai": ["torch==2.13.0", "onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx==1.23.2", "onnx-ir==1.1.0"]}
+
+
+def environment(peer: str, folder: Path) -> Path:
+    """The Python of the peer's environment under ``folder``."""
+    root = folder / f"venv-{peer}"
+    python = root / "bin" / "python"
+    done = root / "installed"
+    if not done.exists():
+        quiet(sys.executable, "-m", "venv", "--clear", str(root))
+        quiet(str(python), "-m", "pip", "install", "-q", *PACKAGES[peer])
+        done.touch()
+    return python
+
+
+def float_checkpoint(gguf: Path, folder: Path) -> Path:
+    """The GGUF's weights as a float32 checkpoint folder, which the peers' converters read."""
+    output = folder / "checkpoint"
+    if not (output / "config.json").exists():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+        options: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+        AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(output)
+        options |= {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
+        AutoModelForCausalLM.from_pretrained(gguf.parent, **options).save_pretrained(output)
+    return output
+
+
+def genai_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Path:
+    """The model as onnxruntime-genai's own builder makes it by default."""
+    output = folder / f"genai-int{bits}-block{block}"
+    if not (output / "genai_config.json").exists():
+        python = environment("onnxruntime-genai", folder)
+        options = [f"int4_block_size={block}", "int4_accuracy_level=4"]
+        arguments = ["-m", str(checkpoint), "-o", str(output), "-p", f"int{bits}", "-e", "cpu", "-c", str(folder / "genai-cache")]
+        quiet(str(python), "-m", "onnxruntime_genai.models.builder", *arguments, "--extra_options", *options)
+    return output
+
+
+def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int) -> Path:
+    """Our own export of the same weights."""
+    output = folder / f"edgespec-{weights}-block{block}"
+    if not output.exists():
+        options = ["--weights", weights, "--block-size", str(block), "--quiet"]
+        quiet(sys.executable, "-m", "edgespec", "export", str(gguf), "-o", str(output), *options)
+    return output
+
+
+def quiet(*command: str) -> None:
+    """Run a command; its output is shown when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")

@@ -1,0 +1,30 @@
+"""edgespec as a worker: ``run_edgespec.py BUNDLE THREADS``."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from worker import Answer, serve
+
+start = time.perf_counter()
+import edgespec  # noqa: E402
+
+engine = edgespec.load(sys.argv[1], threads=int(sys.argv[2]))
+loaded = time.perf_counter() - start
+
+
+def generate(ids: list[int], new_tokens: int, **options: object) -> Answer:
+    # A prompt of one other token empties the cache: a prompt's rows would be reused from the run before.
+    engine.generate([ids[0] + 1], max_new_tokens=1, drafter="none", exactness="fast")
+    result = engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True, **options)
+    return list(result.token_ids), result.stats.time_to_first_token_s, result.stats.decode_s
+
+
+MODES = {
+    "plain": {"drafter": "none", "exactness": "fast"},
+    "plain exact": {"drafter": "none"},
+    "n-gram": {"drafter": "ngram"},
+    "auto": {},
+}
+serve("edgespec", loaded, {name: lambda ids, new_tokens, o=options: generate(ids, new_tokens, **o) for name, options in MODES.items()})
