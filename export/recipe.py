@@ -10,6 +10,7 @@ import dataclasses
 import json
 
 import onnx_ir as ir
+import torch
 
 KEY = "edgespec.recipe"
 
@@ -23,8 +24,20 @@ class Scheme:
 
 
 @dataclasses.dataclass(frozen=True)
+class Layout:
+    """One change of layout: ``op`` is "transpose" with a permutation or "reshape" with a shape."""
+
+    op: str
+    dims: tuple[int, ...]
+
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(self.dims) if self.op == "transpose" else tensor.reshape(self.dims)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
-    """``sources`` are joined along rows, then ``offset`` is added, then the result is quantised by ``scheme``.
+    """Each of ``sources`` goes through ``layout``; they are joined along rows, ``offset`` is added, and the result is
+    quantised by ``scheme``, one row of the last axis after the other.
 
     ``part`` says which of the results this initializer is: "float", or "data", "scales", "zero_points" of ``scheme``.
     """
@@ -33,6 +46,7 @@ class Recipe:
     offset: float = 0.0
     scheme: Scheme | None = None
     part: str = "float"
+    layout: tuple[Layout, ...] = ()
 
     def quantised(self, scheme: Scheme, part: str) -> Recipe:
         return dataclasses.replace(self, scheme=scheme, part=part)
@@ -49,7 +63,8 @@ def get_recipe(value: ir.Value | None) -> Recipe | None:
         return None
     fields = json.loads(text)
     scheme = Scheme(**fields["scheme"]) if fields["scheme"] else None
-    return Recipe(tuple(fields["sources"]), fields["offset"], scheme, fields["part"])
+    layout = tuple(Layout(step["op"], tuple(step["dims"])) for step in fields["layout"])
+    return Recipe(tuple(fields["sources"]), fields["offset"], scheme, fields["part"], layout)
 
 
 def weight(graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[int, ...], recipe: Recipe) -> ir.Value:

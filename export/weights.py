@@ -89,12 +89,18 @@ def count_recipes(graph: ir.Graph) -> int:
 
 def _make(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """All parts that come from the same sources and scheme."""
-    tensors = [checkpoint.read_float(name) for name in recipe.sources]
+    tensors = [_laid_out(checkpoint.read_float(name), recipe) for name in recipe.sources]
     joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     del tensors
     if recipe.offset:
         joined = joined + recipe.offset
     if recipe.scheme is None:
         return {"float": joined.numpy()}
-    quantised = quantise(joined, recipe.scheme)
+    quantised = quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme)
     return {"data": quantised.data.numpy(), "scales": quantised.scales.numpy(), "zero_points": quantised.zero_points.numpy()}
+
+
+def _laid_out(tensor: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    for step in recipe.layout:
+        tensor = step.apply(tensor)
+    return tensor

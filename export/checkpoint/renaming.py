@@ -34,7 +34,8 @@ class Conversion:
             for part in stored:
                 work.add_tensor(self.first, part, pattern, _deferred(read, part))
         result = work.convert(self.first)[name]
-        return result[0] if isinstance(result, list) else result
+        tensor: torch.Tensor = result[0] if isinstance(result, list) else result
+        return tensor
 
     def targets(self) -> list[str]:
         patterns = self.converter.target_patterns

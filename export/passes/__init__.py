@@ -11,9 +11,11 @@ from edgespec.export.passes.cancel_layout import CancelLayout
 from edgespec.export.passes.constant_shapes import ConstantShapes
 from edgespec.export.passes.early_exit import EarlyExit
 from edgespec.export.passes.flatten_heads import FlattenHeads
+from edgespec.export.passes.fold_layout import FoldLayout
 from edgespec.export.passes.fold_offsets import FoldOffsets
 from edgespec.export.passes.fuse_skip_norm import FuseSkipNorm
 from edgespec.export.passes.lower_attention import LowerAttention
+from edgespec.export.passes.lower_experts import LowerExperts
 from edgespec.export.passes.lower_norm import LowerNorm
 from edgespec.export.passes.lower_rotary import LowerRotary
 from edgespec.export.passes.lower_weights import LowerWeights
@@ -31,6 +33,7 @@ def pipeline(scheme: Scheme | None, early_exit: int | None = None) -> ir.passes.
         RemoveMarkers(),  # so that later passes see what really follows what
         ConstantShapes(),  # before folding: shapes that are constant here are not computed there
         Tidy(),  # equal cos and sin slices of all layers become one
+        FoldLayout(),  # after folding, when shapes are constants
         FoldOffsets(),  # after folding, when offsets are plain constants
         FlattenHeads(),  # puts its transposes where the model's own ones meet them
         CancelLayout(),  # needs constant shapes
@@ -39,6 +42,7 @@ def pipeline(scheme: Scheme | None, early_exit: int | None = None) -> ir.passes.
         LowerNorm(),
         LowerRotary(),
         LowerAttention(),
+        LowerExperts(scheme),
         LowerWeights(scheme),
         Tidy(),  # what the rewrites left over
     )

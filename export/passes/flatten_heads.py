@@ -29,8 +29,8 @@ def _rotary(graph: ir.Graph, node: ir.Node) -> None:
     assert x is not None
     heads, dim = _heads_and_dim(x)
     flat = _flatten(graph, node, x)
-    attributes = {"num_heads": heads, "interleaved": node.attributes["interleaved"].as_int()}
-    turned = ir.node("Rotary", [flat, *node.inputs[1:]], attributes, domain=dialect.DOMAIN, version=1)
+    turned = ir.node("Rotary", [flat, *node.inputs[1:]], {"num_heads": heads}, domain=dialect.DOMAIN, version=1)
+    turned.attributes.update(node.attributes)
     turned.outputs[0].shape, turned.outputs[0].type = flat.shape, flat.type
     graph.insert_before(node, turned)
     split = _reshape(graph, node, turned.outputs[0], [1, -1, heads, dim])

@@ -22,7 +22,7 @@ class LowerAttention(GraphPass):
         biases = {window: _input(name, ir.DataType.FLOAT, [1, 1, tokens, "T"]) for window, name in names.items()}
         graph.inputs[2:2] = [seqlens, total, *biases.values()]
         for node in dialect_nodes(graph, "Attention"):
-            query, key, value, past_key, past_value = node.inputs
+            query, key, value, past_key, past_value, *sink = node.inputs
             assert past_key is not None
             assert past_value is not None
             if past_key.shape != past_value.shape:
@@ -36,7 +36,7 @@ class LowerAttention(GraphPass):
             }
             unused: list[ir.Value | None] = [None, None, None]  # cos_cache, sin_cache, position_ids
             bias = biases[node.attributes["window"].as_int()]
-            inputs = [query, key, value, past_key, past_value, seqlens, total, *unused, bias]
+            inputs = [query, key, value, past_key, past_value, seqlens, total, *unused, bias, *sink]
             new = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, version=1, num_outputs=3)
             replace(graph, node, new)
         return True

@@ -26,19 +26,22 @@ class LowerRotary(GraphPass):
             assert width is not None
             assert rotary is not None
             heads = node.attributes["num_heads"].as_int()
+            layout = node.attributes["angles"].as_string()
+            rotary *= 2 if layout == "once" else 1
             attributes = {
                 "num_heads": heads,
                 "rotary_embedding_dim": rotary if rotary != width // heads else 0,
                 "interleaved": node.attributes["interleaved"].as_int(),
             }
-            half = [_half(graph, node, value, rotary // 2) for value in (cos, sin)]
+            half = [cos, sin] if layout == "once" else [_half(graph, node, value, rotary, layout) for value in (cos, sin)]
             replace(graph, node, ir.node("RotaryEmbedding", [x, *half], attributes, version=23))
         return bool(nodes)
 
 
-def _half(graph: ir.Graph, before: ir.Node, value: ir.Value | None, width: int) -> ir.Value:
-    """The first half of the angles: transformers has each twice, the operator takes it once."""
-    start, end, axis = (constant(graph, f"int_{number}", np.array([number], np.int64)) for number in (0, width, 2))
-    node = ir.node("Slice", [value, start, end, axis])
+def _half(graph: ir.Graph, before: ir.Node, value: ir.Value | None, width: int, layout: str) -> ir.Value:
+    """Each angle once, as the operator takes it: transformers has ``width`` of them, either all and all again, or each repeated."""
+    numbers = (0, width, 2, 2) if layout == "repeated" else (0, width // 2, 2, 1)
+    start, end, axis, step = (constant(graph, f"int_{number}", np.array([number], np.int64)) for number in numbers)
+    node = ir.node("Slice", [value, start, end, axis, step])
     graph.insert_before(before, node)
     return node.outputs[0]

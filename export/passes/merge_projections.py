@@ -23,14 +23,20 @@ class MergeProjections(GraphPass):
                 groups[node.inputs[0]].append(node)
         changed = False
         for nodes in groups.values():
-            for alike in (
-                [node for node in nodes if len(node.inputs) == 2],
-                [node for node in nodes if len(node.inputs) == 3 and get_recipe(node.inputs[2]) is not None],
-            ):
-                if len(alike) > 1:
-                    _merge(graph, alike)
+            alike: dict[tuple[object, ...], list[ir.Node]] = collections.defaultdict(list)
+            for node in nodes:
+                alike[_kind(node)].append(node)
+            for kind, same in alike.items():
+                if len(same) > 1 and None not in kind:
+                    _merge(graph, same)
                     changed = True
         return changed
+
+
+def _kind(node: ir.Node) -> tuple[object, ...]:
+    """What must be equal in projections that are merged: how weight, and bias where there is one, are made. None where not known."""
+    recipes = [get_recipe(value) for value in node.inputs[1:]]
+    return tuple(recipe and dataclasses.replace(recipe, sources=()) for recipe in recipes)
 
 
 def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from torch import nn
 
 from edgespec.export.standins.base import StandIn
+from edgespec.export.standins.conv1d import Conv1DStandIn
 from edgespec.export.standins.embedding import embedding_stand_in
+from edgespec.export.standins.experts import dense_experts, experts_stand_in
 from edgespec.export.standins.linear import LinearStandIn
 from edgespec.export.standins.rms_norm import RmsNormStandIn
 from edgespec.export.standins.rotary import rotary_stand_in
 
-MODULES: tuple[StandIn, ...] = (LinearStandIn(), RmsNormStandIn())
+__all__ = ["MODULES", "dense_experts", "stand_ins"]
+
+MODULES: tuple[StandIn, ...] = (LinearStandIn(), Conv1DStandIn(), RmsNormStandIn())
 
 
 @contextlib.contextmanager
@@ -27,5 +31,5 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
             if stand_in.matches(module):
                 stand_in.install(module)
                 break
-    with embedding_stand_in(), rotary_stand_in(model):
+    with embedding_stand_in(), rotary_stand_in(model), experts_stand_in(model):
         yield

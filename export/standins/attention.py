@@ -55,12 +55,13 @@ def attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query ``[1, N, S, D]``, key ``[1, G, S, D]``, value ``[1, G, S, Dv]`` -> ``[1, S, N, Dv]``, as transformers expects."""
+    """query ``[1, N, S, D]``, key ``[1, G, S, D]``, value ``[1, G, S, Dv]`` -> ``[1, S, N, Dv]``, as transformers expects.
+
+    ``s_aux`` ``[N]`` are attention sinks: logits of one more key that takes its share of every softmax and has no value.
+    """
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedModelError(f"{type(module).__name__} does not say which layer it is, so it has no KV cache")
-    if options.get("s_aux") is not None:
-        raise UnsupportedModelError(f"layer {layer} ({type(module).__name__}) has attention sinks, which cannot be exported yet")
     if getattr(module, "is_causal", True) is False:
         raise UnsupportedModelError(f"layer {layer} ({type(module).__name__}) is not causal")
     batch, heads, length, dim = query.shape
@@ -71,9 +72,10 @@ def attention(
         return query.new_zeros(batch, length, heads, value_dim), None
 
     past_key, past_value = _tape.past[layer]
+    sink = options.get("s_aux")
     mixed, new_key, new_value = emit_many(
         "Attention",
-        (query, key, value, past_key, past_value),
+        (query, key, value, past_key, past_value, *(() if sink is None else (sink,))),
         [(batch, length, heads, value_dim), past_key.shape, past_value.shape],
         layer=layer,
         scale=float(scaling if scaling is not None else dim**-0.5),

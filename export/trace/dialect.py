@@ -7,9 +7,12 @@ Runtime runs. None is left in a finished graph.
     Linear(x [..., K], weight [N, K], bias [N] or none)                    -> [..., N]
     Embedding(ids [1, S], weight [V, H])                                   -> [1, S, H]
     RMSNorm(x [..., H], weight [H]; epsilon)                               -> [..., H]
-    Rotary(x [1, heads, S, D], cos [1, S, R], sin [1, S, R]; interleaved)  -> like x
-    Attention(q [1, N, S, D], k [1, G, S, D], v [1, G, S, Dv], past_k [1, G, C, D], past_v [1, G, C, Dv];
+    Rotary(x [1, heads, S, D], cos [1, S, R], sin [1, S, R]; interleaved, angles)
+                                                                           -> like x
+    Attention(q [1, N, S, D], k [1, G, S, D], v [1, G, S, Dv], past_k [1, G, C, D], past_v [1, G, C, Dv], sink [N] or none;
               layer, scale, window, softcap)                               -> [1, S, N, Dv], present_k, present_v
+    Experts(x [T, H], mix [T, E], gate_up [E, 2I, H], its bias [E, 2I] or none, down [E, H, I], its bias [E, H] or none;
+            k, alpha, beta, limit)                                         -> [T, H]
     LayerOutput(x [1, S, H]; layer)                                        -> x, what leaves a decoder layer
 
 The operators take tensors as transformers has them at that point: every reshape in traced code costs time in torch

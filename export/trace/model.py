@@ -31,7 +31,7 @@ def build_empty(config: Any, attention: str = IMPLEMENTATION) -> PreTrainedModel
     try:
         auto_class = TasksManager.get_model_class_for_task(TASK, framework="pt", model_type=config.model_type)
         with no_init_weights(), init_empty_weights(include_buffers=False):
-            model = auto_class.from_config(config, attn_implementation=attention, dtype=torch.float32)
+            model = auto_class.from_config(config, attn_implementation=attention, experts_implementation=attention, dtype=torch.float32)
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(f"{config.model_type}: cannot be built as a decoder: {str(error).splitlines()[0]}") from error
     model.tie_weights()

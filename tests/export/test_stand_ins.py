@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved_repeated
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as interleaved_partial
+from transformers.models.gpt_oss.modeling_gpt_oss import apply_rotary_pos_emb as angles_once
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as halves
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.pytorch_utils import Conv1D
 
+from edgespec.export.standins.conv1d import Conv1DStandIn
 from edgespec.export.standins.linear import LinearStandIn
 from edgespec.export.standins.rms_norm import RmsNormStandIn, _form
-from edgespec.export.standins.rotary import _rotates_halves
+from edgespec.export.standins.rotary import rotation_form
 
 
 @pytest.mark.parametrize(
@@ -41,11 +45,23 @@ def test_other_modules_are_left_alone(module: nn.Module) -> None:
     assert not RmsNormStandIn().matches(module)
 
 
-def test_rotary_is_matched_by_value() -> None:
-    assert _rotates_halves(halves)
-    assert not _rotates_halves(interleaved)
-    assert not _rotates_halves(lambda q, k, *_: (q, k))
-    assert not _rotates_halves(lambda q, k: (q, k))
+def test_the_form_of_rotation_is_told_by_value() -> None:
+    assert rotation_form(halves) == (False, "twice")
+    assert rotation_form(interleaved_repeated) == (True, "repeated")
+    assert rotation_form(interleaved_partial) == (True, "twice")
+    assert rotation_form(angles_once) == (False, "once")
+    assert rotation_form(lambda q, k, *_: (q, k)) is None
+    assert rotation_form(lambda q, k: (q, k)) is None  # type: ignore[misc]
+    assert rotation_form(lambda q, k, cos, sin: halves(q, -k, cos, sin)) is None
+
+
+def test_transposed_products_are_told_by_value() -> None:
+    assert Conv1DStandIn().matches(Conv1D(6, 4))
+    assert not Conv1DStandIn().matches(nn.Linear(4, 4))
+    assert not Conv1DStandIn().matches(nn.LayerNorm(4))
+    doubled = Conv1D(6, 4)
+    doubled.forward = lambda x: 2 * Conv1D.forward(doubled, x)
+    assert not Conv1DStandIn().matches(doubled)
 
 
 def test_a_subclass_with_its_own_forward_is_no_linear() -> None:
