@@ -11,26 +11,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgespec.distribution import Distribution
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """Proposed tokens and the index of each one's parent, -1 for the root."""
+    """Proposed tokens and the index of each one's parent, -1 for the root.
+
+    ``q`` says for each node what distribution its token was drawn from, given the siblings before it: drawn with
+    replacement these are all the same, drawn without it each is the one before less the token that was drawn. None stands
+    for a token that was not drawn but chosen, and an empty tuple for nodes that all were.
+    """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    q: tuple[Distribution | None, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if self.q and len(self.q) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.q)} distributions")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents come before their children")
 
     @classmethod
-    def chain(cls, tokens: Sequence[int]) -> DraftTree:
+    def chain(cls, tokens: Sequence[int], q: Sequence[Distribution | None] = ()) -> DraftTree:
         """A tree of one branch."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(q))
+
+    def q_of(self, node: int) -> Distribution | None:
+        """What ``node`` was drawn from, None if it was chosen."""
+        return self.q[node] if self.q else None
 
     def __len__(self) -> int:
         return len(self.tokens)

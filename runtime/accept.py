@@ -8,11 +8,10 @@ accepted and the round gives the tokens 7, 9.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.processors import Floats, Text
+from edgespec.runtime.sampling import Chooser
 from edgespec.tree import DraftTree
 
 
@@ -24,13 +23,15 @@ class Accepted:
     tokens: tuple[int, ...]
 
 
-def accept(tree: DraftTree, logits: npt.NDArray[np.float32], sampler: Sampler, *, branches: bool = True) -> Accepted:
+def accept(tree: DraftTree, logits: Floats, choose: Chooser, *, context: Sequence[int] = (), branches: bool = True) -> Accepted:
     """The longest path of ``tree`` that the sampler agrees with, and the token that it says after it.
 
     Args:
         tree: n drafted nodes.
         logits: [1 + n, V], row 0 for the last known token and row 1 + i for node i.
-        sampler: called once per token of the result, in order, on the row before it.
+        choose: called once per token of the result, in order, with the row before it, the text before it (which
+            counts the tokens accepted so far) and the drafted tokens for its place.
+        context: the tokens before the tree.
         branches: without it only the tree's first path commits tokens, the nodes whose cache rows lie side by side
             behind the root. A row behind masked siblings sums in another order, and under quantised activations its
             logits are then not bit for bit those of plain decoding.
@@ -39,11 +40,12 @@ def accept(tree: DraftTree, logits: npt.NDArray[np.float32], sampler: Sampler, *
     tokens: list[int] = []
     node = -1
     while True:
-        token = sampler(logits[node + 1])
-        tokens.append(token)
         children = (
             tree.children(node) if branches else [child for child in (node + 1,) if child < len(tree) and tree.parents[child] == node]
         )
+        candidates = [(tree.tokens[child], tree.q_of(child)) for child in children]
+        token = choose(logits[node + 1], Text(context, tokens), candidates)
+        tokens.append(token)
         node = next((child for child in children if tree.tokens[child] == token), -1)
         if node < 0:
             return Accepted(tuple(path), tuple(tokens))

@@ -32,7 +32,7 @@ from edgespec.runtime.loop import Block, FinishReason, Target, generate_blocks, 
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.sampling import make_sampler
+from edgespec.runtime.sampling import Sampler, make_sampler
 from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
@@ -210,6 +210,7 @@ class Engine:
         context = self.encode(prompt, options.chat)
         if not context:
             raise UsageError("the prompt is empty")
+        options.check_ids(self.tokenizer.size, self.manifest.tokenizer.eos_ids)
         encoding = time.perf_counter() - started
         target = self._target(options)
         most_tokens(target, len(context), options.max_new_tokens)
@@ -225,7 +226,9 @@ class Engine:
     ) -> Iterator[Piece]:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
         self._check_idle()
-        proposer = self._proposer(names, target, options)
+        eos_ids = self.manifest.tokenizer.eos_ids
+        sampler = make_sampler(options, prompt_length=len(context), eos_ids=eos_ids)
+        proposer = self._proposer(names, target, options, sampler)
         self._busy = True
         model = target.model
         try:
@@ -234,9 +237,6 @@ class Engine:
             else:
                 model.keep(0)
             self._cache_made = options.exactness
-            sampler = make_sampler(
-                do_sample=options.do_sample, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed
-            )
             blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, stats)
             yield from self._text_of(blocks, options, stats)
         finally:
@@ -277,8 +277,10 @@ class Engine:
                     text += stopper.flush()
                 if stopped:
                     finish = "stop"
-                    stats.new_tokens -= last - index
-                    stats.accepted -= sum(block.drafted[index + 1 :])
+                    dropped = block.drafted[index + 1 :]
+                    stats.new_tokens -= len(dropped)
+                    stats.accepted -= sum(dropped)
+                    stats.forced -= min(block.forced, len(dropped))
                 if text or finish:
                     yield Piece(text, tuple(token for token, _ in waiting), tuple(drafted for _, drafted in waiting), finish)
                     waiting.clear()
@@ -302,8 +304,8 @@ class Engine:
             branches=proven is None,
         )
 
-    def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions) -> Proposer:
-        resources = drafters.Resources(self.tokenizer.size, self._draft_model)
+    def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions, sampler: Sampler) -> Proposer:
+        resources = drafters.Resources(self.tokenizer.size, self._draft_model, sampler.draft)
         most = target.widths.widths[-1] - 1
         sources = []
         for name in names:

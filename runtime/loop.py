@@ -1,7 +1,7 @@
 """The loop. It reads from top to bottom: prefill, then rounds of propose, verify, accept, keep, finish.
 
 Plain decoding is this loop with a proposer that has no drafters. Between rounds the target's cache holds every token of
-the context but the last, which the next pass brings along.
+the context but the last, which the next pass brings along; so it does with tokens that a grammar forced after it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from edgespec.runtime.accept import Accepted, accept
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.model import Floats, Model
+from edgespec.runtime.processors import Text
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree
@@ -45,10 +46,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Tokens that one pass gave, whether each was drafted, and why the text ends with them, if it does."""
+    """Tokens that one pass gave, whether each was drafted, how many of the last were forced, and why the text ends with
+    them, if it does."""
 
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
+    forced: int
     finish: FinishReason | None
 
 
@@ -60,7 +63,7 @@ def generate_blocks(
     Args:
         target: the model, and the rules under which it runs.
         proposer: its drafters; none for plain decoding.
-        sampler: chooses a token from a row of logits.
+        sampler: chooses a token from a row of logits, and knows tokens that follow whatever the logits.
         max_new_tokens: exact upper limit.
         context: the prompt. The first ``target.model.length`` tokens, at most all but one, are in the cache already.
             It grows as tokens are committed; at every yield it is in step with the cache.
@@ -72,8 +75,8 @@ def generate_blocks(
     limit, at_limit = most_tokens(target, len(context), max_new_tokens)
     started = time.perf_counter()
     logits = prefill(target, context, stats)
-    accepted = accept(DraftTree(), logits[:, : target.vocabulary], sampler)
-    block = finish(target, accepted, context, limit, at_limit, stats)
+    accepted = accept(DraftTree(), logits[:, : target.vocabulary], sampler, context=context)
+    block = finish(target, accepted, sampler, context, limit, at_limit, stats)
     stats.time_to_first_token_s += time.perf_counter() - started
     run_prefill = target.model.run_seconds + proposer.run_seconds
     yield block
@@ -81,9 +84,9 @@ def generate_blocks(
         started = time.perf_counter()
         tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
         logits = verify(target, context, tree, width)
-        accepted = accept(tree, logits[:, : target.vocabulary], sampler, branches=target.branches)
+        accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches)
         keep(target, accepted, context)
-        block = finish(target, accepted, context, limit, at_limit, stats)
+        block = finish(target, accepted, sampler, context, limit, at_limit, stats)
         proposer.observe(context, len(accepted.path))
         count(stats, proposer, tree)
         stats.run_s = target.model.run_seconds + proposer.run_seconds - run_prefill
@@ -108,34 +111,48 @@ def most_tokens(target: Target, prompt: int, wanted: int) -> tuple[int, FinishRe
 
 def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats:
     """Run the tokens that are not in the cache, in chunks; the logits [1, V] of the last one."""
-    model = target.model
-    chunk = target.prefill_widths.widths[-1]
-    stats.reused_tokens = model.length
+    stats.reused_tokens = target.model.length
     while True:
-        tokens = context[model.length : model.length + chunk]
-        room = model.capacity - model.length
-        width = target.prefill_widths.fit(len(tokens), room)
-        if width is None:  # Near the capacity there may be no room for so much padding.
-            tokens = tokens[: target.prefill_widths.widest(min(room, len(tokens)))]
-        logits = model.run(tokens, [len(tokens) - 1], width=width)
+        logits = run_chunk(target, context)
         stats.prefill_passes += 1
-        if model.length == len(context):
+        if target.model.length == len(context):
             return logits
 
 
+def run_chunk(target: Target, context: Sequence[int]) -> Floats:
+    """Run as many of the tokens that are not in the cache as one pass takes; the logits [1, V] of the last of them."""
+    model = target.model
+    tokens = context[model.length : model.length + target.prefill_widths.widths[-1]]
+    room = model.capacity - model.length
+    width = target.prefill_widths.fit(len(tokens), room)
+    if width is None:  # Near the capacity there may be no room for so much padding.
+        tokens = tokens[: target.prefill_widths.widest(min(room, len(tokens)))]
+    return model.run(tokens, [len(tokens) - 1], width=width)
+
+
 def propose(target: Target, proposer: Proposer, context: Sequence[int], limit: int) -> tuple[DraftTree, int]:
-    """A tree of at most ``limit`` nodes and the width of the pass that verifies it."""
-    room = target.model.capacity - target.model.length
-    widest = target.widths.widest(room)
-    tree = proposer.propose(context, min(limit, widest - 1))
-    width = target.widths.fit(1 + len(tree), room) or widest
-    return proposer.fill(context, tree, min(limit, width - 1) - len(tree)), width
+    """A tree of at most ``limit`` nodes and the width of the pass that verifies it behind the pending tokens.
+
+    Pending is the last token, and with it forced ones that no pass has seen yet.
+    """
+    model = target.model
+    while True:
+        room, pending = model.capacity - model.length, len(context) - model.length
+        widest = target.widths.widest(room)
+        if pending <= widest and target.widths.fit(pending, room) is not None:
+            break
+        run_chunk(target, context[:-1])
+    tree = proposer.propose(context, min(limit, widest - pending))
+    width = target.widths.fit(pending + len(tree), room) or widest
+    return proposer.fill(context, tree, min(limit, width - pending) - len(tree)), width
 
 
 def verify(target: Target, context: Sequence[int], tree: DraftTree, width: int) -> Floats:
     """Logits [1 + n, V] of the last token and of the n nodes, in one pass."""
-    parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
-    return target.model.run((context[-1], *tree.tokens), range(1 + len(tree)), parents, width)
+    pending = context[target.model.length :]
+    last = len(pending) - 1
+    parents = None if tree.is_chain else (*range(-1, last), *(parent + 1 + last for parent in tree.parents))
+    return target.model.run((*pending, *tree.tokens), range(last, last + 1 + len(tree)), parents, width)
 
 
 def keep(target: Target, accepted: Accepted, context: Sequence[int]) -> None:
@@ -143,11 +160,17 @@ def keep(target: Target, accepted: Accepted, context: Sequence[int]) -> None:
     target.model.keep_path(len(context) - 1, (0, *(node + 1 for node in accepted.path)))
 
 
-def finish(target: Target, accepted: Accepted, context: list[int], limit: int, at_limit: FinishReason, stats: Stats) -> Block:
-    """Commit tokens one by one until a rule ends the text. What was accepted after that is dropped, from the cache too."""
+def finish(
+    target: Target, accepted: Accepted, sampler: Sampler, context: list[int], limit: int, at_limit: FinishReason, stats: Stats
+) -> Block:
+    """Commit tokens one by one until a rule ends the text. What was accepted after that is dropped, from the cache too.
+
+    Behind them come tokens that the sampler's grammar leaves no choice about; they need no pass of their own.
+    """
+    forced = sampler.forced(Text(context, accepted.tokens))
     reason: FinishReason | None = None
     tokens: list[int] = []
-    for token in accepted.tokens:
+    for token in (*accepted.tokens, *forced):
         tokens.append(token)
         if token in target.eos_ids:
             reason = "eos"
@@ -159,8 +182,10 @@ def finish(target: Target, accepted: Accepted, context: list[int], limit: int, a
     context.extend(tokens)
     stats.new_tokens += len(tokens)
     stats.accepted += sum(drafted)
-    target.model.keep(len(context) - 1)
-    return Block(tuple(tokens), drafted, reason)
+    extra = max(len(tokens) - len(accepted.tokens), 0)
+    stats.forced += extra
+    target.model.keep(min(target.model.length, len(context) - 1))
+    return Block(tuple(tokens), drafted, extra, reason)
 
 
 def count(stats: Stats, proposer: Proposer, tree: DraftTree) -> None:

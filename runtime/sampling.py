@@ -1,65 +1,223 @@
-"""Samplers: callables from one row of logits [V] to a token id, made by a factory so that the loop has no options.
+"""Samplers: callables from a row of logits to a token, made by a factory so that the loop has no options.
 
-Acceptance is sample-and-match: the sampler draws from the target's distribution p at each row, in order, and a drafted
-token is accepted exactly when it equals the draw. Every emitted token is then a draw from p whatever the drafter
-proposed, so it is lossless for any drafter, also one that cannot state its own distribution q; and since one random
-number is used per emitted token, a seed gives the same text with and without speculation. (For a greedy draft it
-accepts as often as the rule of Leviathan et al. 2023, algorithm 1: with probability p of the proposed token.)
+A sampler is asked at every row of a verified tree, in order, with the drafted tokens that stand behind the row. Its
+answer is a draw from the target's distribution p, whichever tokens were drafted; one that equals a drafted token accepts
+it. Two rules give such draws:
+
+* **match**: draw from p and see whether the draft says the same. Right for every drafter, also one that cannot state its
+  distribution q. One random number is used per token, so a seed gives the same text with and without speculation.
+* **ratio**: a token x drawn from q is accepted with probability min(1, p(x) / q(x)), and after a refusal p becomes
+  norm(max(0, p - q)) (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2). It accepts with probability
+  sum(min(p, q)), the most that a single draw from q allows. Several candidates at a node are tried one after the other
+  (SpecInfer's multi-step speculative sampling, Miao et al. 2024, algorithm 3). Candidates drawn without replacement go by
+  the same rule, each with the q that it was drawn from, which is the one before less what was drawn (recursive rejection
+  sampling: Yang et al. 2024, Jeon et al. 2024); no candidate is then wasted on a repetition.
+
+A candidate that was chosen and not drawn has q = 1 at its token, and both rules then accept it with probability p(x).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from edgespec.errors import RuntimeFailure
+from edgespec.distribution import Distribution
+from edgespec.errors import RuntimeFailure, UsageError
+from edgespec.runtime import processors
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.processors import Cut, Edit, Floats, Ids, Text, Weights
 
-Sampler = Callable[[npt.NDArray[np.float32]], int]
-
-
-def make_sampler(
-    *, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int | None = None
-) -> Sampler:
-    """Greedy without ``do_sample``; otherwise temperature, then top_k (0 for all), then top_p, drawn with ``seed``."""
-    if not do_sample:
-        return greedy
-    generator = np.random.default_rng(seed)
-
-    def sample(logits: npt.NDArray[np.float32]) -> int:
-        tokens, probabilities = distribution(logits, temperature, top_k, top_p)
-        cumulative = np.cumsum(probabilities)
-        index = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-        return int(tokens[min(index, len(tokens) - 1)])
-
-    return sample
+Candidate = tuple[int, Distribution | None]
+"""A drafted token and the distribution it was drawn from, None if it was chosen."""
+NO_TEXT = Text()
 
 
-def greedy(logits: npt.NDArray[np.float32]) -> int:
+class Chooser(Protocol):
+    """What :func:`edgespec.runtime.accept.accept` asks for a token."""
+
+    def __call__(self, row: Floats, text: Text = ..., candidates: Sequence[Candidate] = ..., /) -> int: ...
+
+
+def greedy(row: Floats, _text: Text = NO_TEXT, _candidates: Sequence[Candidate] = (), /) -> int:
     """The most likely token, the lowest id among equals."""
-    token = int(logits.argmax())  # argmax prefers a NaN to any number, so looking at its choice finds every NaN
-    if not np.isfinite(logits[token]):
+    token = int(row.argmax())  # argmax prefers a NaN to any number, so looking at its choice finds every NaN
+    if not np.isfinite(row[token]):
         raise RuntimeFailure("the target's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
     return token
 
 
-def distribution(
-    logits: npt.NDArray[np.float32], temperature: float, top_k: int, top_p: float
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The tokens that may be drawn and their probabilities, not yet summing to one after the cut.
+def make_sampler(
+    options: GenerationOptions, *, prompt_length: int = 0, eos_ids: Sequence[int] = (), grammar: Grammar | None = None
+) -> Sampler:
+    """The sampler of one generation.
 
-    ``top_k`` keeps the k most likely; of these ``top_p`` keeps the fewest that together reach that share.
+    Args:
+        options: what was asked for.
+        prompt_length: tokens of the prompt; those after it count as new.
+        eos_ids: tokens that end a text, for ``min_new_tokens``.
+        grammar: what the text must be, if anything.
     """
-    largest = logits[greedy(logits)]
-    tokens = np.arange(len(logits))
-    if 0 < top_k < len(logits):
-        tokens = np.sort(np.argpartition(logits, -top_k)[-top_k:])
-    weights = np.exp((logits[tokens].astype(np.float64) - largest) / temperature)
-    weights /= weights.sum()
-    if top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
-        needed = int(np.searchsorted(np.cumsum(weights[order]), top_p)) + 1
-        order = order[:needed]
-        tokens, weights = tokens[order], weights[order]
-    return tokens, weights
+    edits: list[Edit] = []
+    if options.logit_bias:
+        edits.append(processors.logit_bias(dict(options.logit_bias)))
+    if options.repetition_penalty != 1.0:
+        edits.append(processors.repetition_penalty(options.repetition_penalty))
+    if options.presence_penalty or options.frequency_penalty:
+        edits.append(processors.count_penalties(options.presence_penalty, options.frequency_penalty, prompt_length))
+    if options.no_repeat_ngram_size:
+        edits.append(processors.no_repeat_ngram(options.no_repeat_ngram_size))
+    if options.banned_tokens:
+        edits.append(processors.ban(options.banned_tokens))
+    if options.min_new_tokens:
+        edits.append(processors.ban_until(eos_ids, prompt_length + options.min_new_tokens))
+    if options.forced_tokens:
+        edits.append(processors.force(options.forced_tokens, prompt_length))
+    if grammar is not None:
+        edits.append(grammar)
+    return Sampler(
+        edits,
+        make_shape(options) if options.do_sample else None,
+        np.random.default_rng(options.seed),
+        ratio=options.acceptance == "ratio" or (options.acceptance == "auto" and options.seed is None),
+        grammar=grammar,
+    )
+
+
+class Grammar(Protocol):
+    """An edit that leaves what a grammar allows, and knows where it leaves no choice."""
+
+    def __call__(self, row: Floats, text: Text) -> None: ...
+
+    def forced(self, text: Text) -> Sequence[int]:
+        """Tokens that must come next, in order."""
+
+
+Shape = Callable[[Floats], Distribution]
+
+
+def make_shape(options: GenerationOptions) -> Shape:
+    """From scores [V] to the distribution: temperature, then the cuts."""
+    temperature = options.temperature
+    cuts: list[Cut] = []
+    if options.top_p < 1.0:
+        cuts.append(processors.top_p(options.top_p))
+    if options.min_p > 0.0:
+        cuts.append(processors.min_p(options.min_p))
+    if options.typical_p < 1.0:
+        cuts.append(processors.typical_p(options.typical_p))
+
+    def shape(scores: Floats) -> Distribution:
+        tokens: Ids
+        weights: Weights
+        if 0 < options.top_k < len(scores):
+            # The order of scores is that of probabilities, so that only the kept part is exponentiated.
+            tokens = processors.most(scores, options.top_k)
+            kept_scores = scores[tokens].astype(np.float64)
+            weights = np.exp((kept_scores - kept_scores.max()) / temperature)
+        else:
+            tokens = np.arange(len(scores))
+            with np.errstate(over="ignore"):
+                weights = np.exp((scores - scores.max()) / np.float32(max(temperature, 1e-30)))
+        for cut in cuts:
+            kept = cut(weights)
+            tokens, weights = tokens[kept], weights[kept]
+        if weights.min() <= 0:
+            kept = np.flatnonzero(weights > 0)
+            tokens, weights = tokens[kept], weights[kept]
+        return Distribution.of_weights(tokens, weights if len(tokens) > LARGE_KEPT else weights.astype(np.float64))
+
+    return shape
+
+
+LARGE_KEPT = 16384
+
+
+class Sampler:
+    """See the module. Without a ``shape`` it is greedy."""
+
+    def __init__(
+        self, edits: Sequence[Edit], shape: Shape | None, rng: np.random.Generator, *, ratio: bool, grammar: Grammar | None = None
+    ) -> None:
+        self._edits = tuple(edits)
+        self._shape = shape
+        self._rng = rng
+        self._ratio = ratio
+        self._grammar = grammar
+        self._buffer = np.zeros(0, np.float32)
+
+    def __call__(self, row: Floats, text: Text = NO_TEXT, candidates: Sequence[Candidate] = (), /) -> int:
+        """The token after ``text``.
+
+        Args:
+            row: the target's logits [V] there.
+            text: the tokens before it.
+            candidates: drafted tokens for this place, in the order in which they are tried.
+
+        Raises:
+            RuntimeFailure: logits that are not finite.
+            UsageError: bans and grammar leave no token.
+        """
+        greedy(row)
+        scores = self._edited(row, text)
+        if self._shape is None:
+            return int(scores.argmax())
+        p = self._shape(scores)
+        if self._ratio and any(q is not None for _, q in candidates):
+            return reject_recursively(p, candidates, self._rng.random)
+        return p.draw(self._rng.random())
+
+    def draft(self, row: Floats, text: Text) -> Candidate:
+        """A draft's token after ``text``, from its logits [V], under the same edits and cuts: drawn from q where the target
+        will accept by ratio, else the most likely one."""
+        if not np.isfinite(row[int(row.argmax())]):
+            raise RuntimeFailure("the draft's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
+        scores = self._edited(row, text)
+        if self._shape is None or not self._ratio:
+            return int(scores.argmax()), None
+        q = self._shape(scores)
+        return q.draw(self._rng.random()), q
+
+    def forced(self, text: Text) -> Sequence[int]:
+        """Tokens that come next whatever the models say."""
+        return self._grammar.forced(text) if self._grammar is not None else ()
+
+    def _edited(self, row: Floats, text: Text) -> Floats:
+        """``row`` after the edits, in a buffer of our own."""
+        if not self._edits:
+            return row
+        if len(self._buffer) != len(row):
+            self._buffer = np.empty(len(row), np.float32)
+        np.copyto(self._buffer, row)
+        for edit in self._edits:
+            edit(self._buffer, text)
+        if not np.isfinite(self._buffer.max()):
+            written = len(text.context) + len(text.ahead)
+            raise UsageError(f"no token is allowed at position {written}: bans, no_repeat_ngram_size and grammar rule out all of them")
+        return self._buffer
+
+
+def reject_recursively(p: Distribution, candidates: Sequence[Candidate], uniform: Callable[[], float]) -> int:
+    """A draw from ``p`` that is, as often as possible, one of ``candidates``; see the module. ``uniform`` gives numbers in [0, 1)."""
+    for token, q in candidates:
+        chance = p.probability(token)
+        if uniform() * (1.0 if q is None else q.probability(token)) < chance:
+            return token
+        rest = p.without(token) if q is None else p.minus(q)
+        if rest is None:  # p and q are equal up to rounding: the token was as good as accepted.
+            return token if chance > 0 else p.draw(uniform())
+        p = rest
+    return p.draw(uniform())
+
+
+def draw_several(q: Distribution, count: int, uniform: Callable[[], float], *, replacement: bool) -> list[Candidate]:
+    """Up to ``count`` candidates for one place, each with what it was drawn from. Without replacement they differ, and there
+    may be fewer of them; with it equal ones are returned too, since each is a chance of its own."""
+    found: list[Candidate] = []
+    left: Distribution | None = q
+    while left is not None and len(found) < count:
+        token = left.draw(uniform())
+        found.append((token, left))
+        left = q if replacement else left.without(token)
+    return found

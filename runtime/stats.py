@@ -1,6 +1,7 @@
 """Counters of one generation. They add up, which a test holds:
 
-new_tokens     = accepted + own_tokens          a token is either an accepted draft or the target's own
+new_tokens     = accepted + own_tokens + forced  a token is an accepted draft, the target's own, or one that a grammar
+                                                left no choice about
 own_tokens     = 1 + target_passes              the prefill's one and one per pass, less one if the last pass
                                                 ended inside its accepted tokens
 accepted      <= drafted
@@ -33,6 +34,8 @@ class Stats:
     draft_passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
+    """Tokens that came without a pass, because a grammar allowed nothing else."""
     new_tokens: int = 0
     time_to_first_token_s: float = 0.0
     decode_s: float = 0.0
@@ -45,7 +48,7 @@ class Stats:
 
     @property
     def own_tokens(self) -> int:
-        return self.new_tokens - self.accepted
+        return self.new_tokens - self.accepted - self.forced
 
     @property
     def tokens_per_pass(self) -> float:

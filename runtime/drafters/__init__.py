@@ -13,6 +13,8 @@ from typing import Protocol
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtime.model import Model
+from edgespec.runtime.processors import Floats, Text
+from edgespec.runtime.sampling import Candidate
 from edgespec.tree import DraftTree
 
 
@@ -38,10 +40,12 @@ class Drafter(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a factory may use. ``model`` gives the bundle's model for a drafter of that name, loaded on the first call."""
+    """What a factory may use. ``model`` gives the bundle's model for a drafter of that name, loaded on the first call.
+    ``choose`` takes a row of a draft's logits and the text before it to a token, and to q if it was drawn from q."""
 
     vocabulary: int
     model: Callable[[str], Model]
+    choose: Callable[[Floats, Text], Candidate]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,7 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.ngram import NGram
 
     register("ngram", lambda _: NGram())
-    register("draft", lambda resources: DraftModel(resources.model("draft"), resources.vocabulary), needs_model=True)
+    register("draft", lambda resources: DraftModel(resources.model("draft"), resources.vocabulary, resources.choose), needs_model=True)
 
 
 _register_own()

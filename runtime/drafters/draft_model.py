@@ -1,4 +1,7 @@
-"""A smaller model of the same vocabulary drafts a chain, greedily (Leviathan et al. 2023; Chen et al. 2023).
+"""A smaller model of the same vocabulary drafts a chain (Leviathan et al. 2023; Chen et al. 2023).
+
+Its tokens are chosen by the sampler: drawn from q, under the penalties, masks and cuts that hold for the target, or the
+most likely ones.
 
 It has its own KV cache. What the target accepted is still in it, so a proposal first rolls back to the common prefix, catches
 up on what is new in one pass, and then steps.
@@ -6,19 +9,31 @@ up on what is new in one pass, and then steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from edgespec.distribution import Distribution
 from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.processors import Floats, Text
+from edgespec.runtime.sampling import Candidate
 from edgespec.tree import DraftTree
 
 
+def most_likely(row: Floats, _text: Text) -> Candidate:
+    """The token with the largest logit."""
+    return int(row.argmax()), None
+
+
 class DraftModel:
-    """Drafts with ``model``; proposes only ids below ``vocabulary``, whatever the draft's own is padded to."""
+    """Drafts with ``model``; proposes only ids below ``vocabulary``, whatever the draft's own is padded to.
+
+    ``choose`` takes a row of logits [V] and the text before it to a token, and to q if it was drawn.
+    """
 
     name = "draft"
 
-    def __init__(self, model: Model, vocabulary: int) -> None:
+    def __init__(self, model: Model, vocabulary: int, choose: Callable[[Floats, Text], Candidate] = most_likely) -> None:
         self._model = model
+        self._choose = choose
         self._vocabulary = min(vocabulary, model.spec.vocab_size)
         self._passes_before, self._seconds_before = model.passes, model.run_seconds
         self._agreed: int | None = None
@@ -42,11 +57,15 @@ class DraftModel:
             chunk = new[start : start + PREFILL_WIDTH]
             logits = self._model.run(chunk, [len(chunk) - 1])
         self._agreed = self._model.length
-        tokens = [int(logits[0, : self._vocabulary].argmax())]
-        while len(tokens) < count:
-            logits = self._model.run(tokens[-1:], [0])
-            tokens.append(int(logits[0, : self._vocabulary].argmax()))
-        return DraftTree.chain(tokens)
+        tokens: list[int] = []
+        q: list[Distribution | None] = []
+        while True:
+            token, drawn_from = self._choose(logits[0, : self._vocabulary], Text(context, tokens))
+            tokens.append(token)
+            q.append(drawn_from)
+            if len(tokens) == count:
+                return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
+            logits = self._model.run([token], [0])
 
     def observe(self, context: Sequence[int], accepted: int) -> None:
         pass

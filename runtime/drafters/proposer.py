@@ -48,7 +48,9 @@ class Proposer:
         if self._guesser is None or spare < 1 or not tree.is_chain:
             return tree
         guesses = self._guesser.look_up(context, tree.tokens, spare, shortest=1)
-        return DraftTree.chain((*tree.tokens, *guesses)) if guesses else tree
+        if not guesses:
+            return tree
+        return DraftTree.chain((*tree.tokens, *guesses), (*tree.q, *[None] * len(guesses)) if tree.q else ())
 
     def observe(self, context: Sequence[int], accepted: int) -> None:
         """A round accepted so many nodes; guesses that filled rows say nothing about the drafter that was asked."""

@@ -42,7 +42,7 @@ def test_without_branches_only_the_first_path_commits() -> None:
 def test_sampler_is_called_once_per_token_in_order() -> None:
     seen: list[int] = []
 
-    def sampler(row: np.ndarray) -> int:
+    def sampler(row: np.ndarray, *_: object) -> int:
         seen.append(int(row.argmax()))
         return seen[-1]
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from edgespec.errors import RuntimeFailure
-from edgespec.runtime.sampling import distribution, make_sampler
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.sampling import Sampler, make_shape
+from edgespec.runtime.sampling import make_sampler as make_sampler_of
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
 
 
+def make_sampler(**options: Any) -> Sampler:
+    return make_sampler_of(GenerationOptions(**options))
+
+
 def shares(sampler_options: dict[str, float], draws: int = 20_000) -> np.ndarray:
-    sample = make_sampler(do_sample=True, seed=1, **sampler_options)  # type: ignore[arg-type]
+    sample = make_sampler(do_sample=True, seed=1, **sampler_options)
     return np.bincount([sample(LOGITS) for _ in range(draws)], minlength=4) / draws
 
 
@@ -46,8 +54,7 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
 
 def test_padding_of_the_head_has_no_probability() -> None:
     logits = np.array([1.0, 2.0, -np.inf], np.float32)
-    tokens, weights = distribution(logits, 1.0, 0, 1.0)
-    assert weights[tokens == 2].sum() == 0
+    assert make_shape(GenerationOptions(do_sample=True))(logits).probability(2) == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
