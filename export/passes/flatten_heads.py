@@ -17,10 +17,13 @@ SWAP = (0, 2, 1, 3)
 class FlattenHeads(GraphPass):
     def edit(self, graph: ir.Graph) -> bool:
         rotaries, attentions = list(dialect_nodes(graph, "Rotary")), list(dialect_nodes(graph, "Attention"))
+        shared = list(dialect_nodes(graph, "SharedAttention"))
         for node in rotaries:
             _rotary(graph, node)
         for node in attentions:
             _attention(graph, node)
+        for node in shared:
+            _shared_attention(graph, node)
         return bool(rotaries or attentions)
 
 
@@ -61,6 +64,21 @@ def _attention(graph: ir.Graph, node: ir.Node) -> None:
         before.name = None
         before.replace_all_uses_with(after, replace_graph_outputs=True)
         after.name = name
+    graph.remove(node, safe=True)
+
+
+def _shared_attention(graph: ir.Graph, node: ir.Node) -> None:
+    query, present_value = node.inputs[0], node.inputs[2]
+    assert query is not None
+    assert present_value is not None
+    heads, (kv_heads, dim) = _heads_and_dim(query)[0], _heads_and_dim(present_value)
+    new = ir.node("SharedAttention", [_flatten(graph, node, query), *node.inputs[1:]], domain=dialect.DOMAIN, version=1)
+    new.attributes.update(node.attributes)
+    new.attributes["num_heads"] = ir.AttrInt64("num_heads", heads)
+    new.attributes["kv_num_heads"] = ir.AttrInt64("kv_num_heads", kv_heads)
+    new.outputs[0].type, new.outputs[0].shape = query.type, _shape(query, [heads * dim])
+    graph.insert_before(node, new)
+    node.outputs[0].replace_all_uses_with(_reshape(graph, node, new.outputs[0], [1, -1, heads, dim]))
     graph.remove(node, safe=True)
 
 

@@ -5,10 +5,11 @@ Adds the graph inputs that say how many rows are valid and which new rows see wh
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import UnsupportedModelError
-from edgespec.export.passes.base import MICROSOFT, GraphPass, dialect_nodes, replace
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, replace, static_shape
 
 
 class LowerAttention(GraphPass):
@@ -16,30 +17,48 @@ class LowerAttention(GraphPass):
         tokens = graph.inputs[0].shape[1] if graph.inputs[0].shape is not None else "S"
         seqlens = _input("seqlens_k", ir.DataType.INT32, [1])
         total = _input("total_sequence_length", ir.DataType.INT32, [])
+        own, shared = list(dialect_nodes(graph, "Attention")), list(dialect_nodes(graph, "SharedAttention"))
         # A window is part of the bias: the kernel's own counts rows, and in a tree rows and positions differ.
-        windows = sorted({node.attributes["window"].as_int() for node in dialect_nodes(graph, "Attention")} | {0})
+        windows = sorted({node.attributes["window"].as_int() for node in (*own, *shared)} | {0})
         names = {window: f"attention_bias_window_{window}" if window else "attention_bias" for window in windows}
         biases = {window: _input(name, ir.DataType.FLOAT, [1, 1, tokens, "T"]) for window, name in names.items()}
         graph.inputs[2:2] = [seqlens, total, *biases.values()]
-        for node in dialect_nodes(graph, "Attention"):
+        unused: list[ir.Value | None] = [None, None, None]  # cos_cache, sin_cache, position_ids
+        for node in own:
             query, key, value, past_key, past_value, *sink = node.inputs
-            assert past_key is not None
-            assert past_value is not None
-            if past_key.shape != past_value.shape:
-                raise UnsupportedModelError(f"layer {node.attributes['layer'].as_int()}: keys and values have different head sizes")
-            attributes: dict[str, int | float] = {
-                "num_heads": node.attributes["num_heads"].as_int(),
-                "kv_num_heads": node.attributes["kv_num_heads"].as_int(),
-                "scale": node.attributes["scale"].as_float(),
-                "softcap": node.attributes["softcap"].as_float(),
-                "do_rotary": 0,
-            }
-            unused: list[ir.Value | None] = [None, None, None]  # cos_cache, sin_cache, position_ids
-            bias = biases[node.attributes["window"].as_int()]
-            inputs = [query, key, value, past_key, past_value, seqlens, total, *unused, bias, *sink]
-            new = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, version=1, num_outputs=3)
+            inputs = [query, key, value, past_key, past_value, seqlens, total, *unused, biases[node.attributes["window"].as_int()], *sink]
+            replace(graph, node, _attention(node, inputs, past_key, past_value))
+        for node in shared:
+            # No new keys and values, and no cache to write: the other layer's rows, the new ones included, are its past.
+            query, past_key, past_value, *sink = node.inputs
+            none = constant(graph, f"no_rows_{_width(node, past_key)}", np.zeros((1, 0, _width(node, past_key)), np.float32))
+            inputs = [query, none, none, past_key, past_value, seqlens, total, *unused, biases[node.attributes["window"].as_int()], *sink]
+            new = _attention(node, inputs, past_key, past_value)
             replace(graph, node, new)
+            for output in new.outputs[1:]:
+                output.name = ""
         return True
+
+
+def _attention(node: ir.Node, inputs: list[ir.Value | None], key: ir.Value | None, value: ir.Value | None) -> ir.Node:
+    if key is None or value is None or key.shape != value.shape:
+        raise UnsupportedModelError(f"layer {node.attributes['layer'].as_int()}: keys and values have different head sizes")
+    attributes: dict[str, int | float] = {
+        "num_heads": node.attributes["num_heads"].as_int(),
+        "kv_num_heads": node.attributes["kv_num_heads"].as_int(),
+        "scale": node.attributes["scale"].as_float(),
+        "softcap": node.attributes["softcap"].as_float(),
+        "do_rotary": 0,
+    }
+    return ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, version=1, num_outputs=3)
+
+
+def _width(node: ir.Node, cache: ir.Value | None) -> int:
+    """Heads times head size of a cache ``[1, G, C, D]``."""
+    shape = static_shape(cache)
+    assert shape is not None
+    assert shape[3] is not None
+    return node.attributes["kv_num_heads"].as_int() * shape[3]
 
 
 def _input(name: str, dtype: ir.DataType, shape: list[int | str | ir.SymbolicDim]) -> ir.Value:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from edgespec.errors import UnsupportedModelError
-from edgespec.export.trace.dialect import emit_many
+from edgespec.export.trace.dialect import emit, emit_many
 from edgespec.manifest import KvLayer
 
 IMPLEMENTATION = "edgespec"
@@ -26,12 +26,19 @@ class KvTape:
     """The KV buffers of the pass being traced, by layer, and the layers' shapes as they are met.
 
     ``layers`` is filled by the first pass over the model (:func:`edgespec.export.trace.model.discover_layers`), when
-    there are no buffers yet.
+    there are no buffers yet. ``keys`` are the new keys of each layer with a cache of its own: a layer that comes with the
+    very same tensor shares that layer's cache, and is in ``shared`` with the layer it takes from.
     """
 
     past: list[tuple[torch.Tensor, torch.Tensor]] | None = None
     present: dict[int, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
     layers: dict[int, KvLayer] = dataclasses.field(default_factory=dict)
+    keys: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    shared: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def owner(self, key: torch.Tensor) -> int | None:
+        """The layer that has brought this very tensor before."""
+        return next((layer for layer, own in self.keys.items() if own is key), None)
 
 
 _tape = KvTape()
@@ -67,21 +74,28 @@ def attention(
     batch, heads, length, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[-1]
     window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
-    _tape.layers[layer] = KvLayer(heads=kv_heads, key_dim=key.shape[-1], value_dim=value_dim, window=int(window) if window else None)
+    owner = _tape.owner(key)
+    if owner is None:
+        _tape.keys[layer] = key
+        _tape.layers[layer] = KvLayer(heads=kv_heads, key_dim=key.shape[-1], value_dim=value_dim, window=int(window) if window else None)
+    else:
+        _tape.shared[layer] = owner
     if _tape.past is None:
         return query.new_zeros(batch, length, heads, value_dim), None
 
+    sinks = () if options.get("s_aux") is None else (options["s_aux"],)
+    shape = (batch, length, heads, value_dim)
+    attributes = {
+        "layer": layer,
+        "scale": float(scaling if scaling is not None else dim**-0.5),
+        "window": int(window) if window else 0,
+        "softcap": float(softcap or 0),
+    }
+    if owner is not None:
+        return emit("SharedAttention", (query, *_tape.present[owner], *sinks), shape, **attributes), None
     past_key, past_value = _tape.past[layer]
-    sink = options.get("s_aux")
-    mixed, new_key, new_value = emit_many(
-        "Attention",
-        (query, key, value, past_key, past_value, *(() if sink is None else (sink,))),
-        [(batch, length, heads, value_dim), past_key.shape, past_value.shape],
-        layer=layer,
-        scale=float(scaling if scaling is not None else dim**-0.5),
-        window=int(window) if window else 0,
-        softcap=float(softcap or 0),
-    )
+    inputs = (query, key, value, past_key, past_value, *sinks)
+    mixed, new_key, new_value = emit_many("Attention", inputs, [shape, past_key.shape, past_value.shape], **attributes)
     _tape.present[layer] = (new_key, new_value)
     return mixed, None
 

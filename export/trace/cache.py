@@ -31,3 +31,7 @@ class GraphCache:
 
     def __len__(self) -> int:
         return 0
+
+    def __getattr__(self, name: str) -> Any:
+        # States of convolutions and recurrences, for example.
+        raise AttributeError(f"it asks its cache for {name}, which rows of keys and values are not")

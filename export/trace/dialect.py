@@ -11,6 +11,8 @@ Runtime runs. None is left in a finished graph.
                                                                            -> like x
     Attention(q [1, N, S, D], k [1, G, S, D], v [1, G, S, Dv], past_k [1, G, C, D], past_v [1, G, C, Dv], sink [N] or none;
               layer, scale, window, softcap)                               -> [1, S, N, Dv], present_k, present_v
+    SharedAttention(q [1, N, S, D], present_k [1, G, C, D], present_v [1, G, C, Dv] of an earlier layer, sink [N] or none;
+                    layer, scale, window, softcap)                         -> [1, S, N, Dv]
     Experts(x [T, H], mix [T, E], gate_up [E, 2I, H], its bias [E, 2I] or none, down [E, H, I], its bias [E, H] or none;
             k, alpha, beta, limit)                                         -> [T, H]
     LayerOutput(x [1, S, H]; layer)                                        -> x, what leaves a decoder layer

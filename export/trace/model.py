@@ -76,15 +76,42 @@ def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
             space, convolution, ALiBi), named with its class.
     """
     tape = start_tape(None)
-    with torch.no_grad():
-        ids = torch.zeros(1, 4, dtype=torch.long)
-        model(input_ids=ids, position_ids=ids, past_key_values=GraphCache(len(decoder_layers(model))), use_cache=True)
     layers = decoder_layers(model)
-    for index, layer in enumerate(layers):
-        if index not in tape.layers:
-            kinds = sorted({type(module).__name__ for module in layer.children()})
+    running = [0]
+    hooks = [layer.register_forward_pre_hook(_notes(running, index)) for index, layer in enumerate(layers)]
+    try:
+        with torch.no_grad():
+            ids = torch.zeros(1, 4, dtype=torch.long)
+            model(input_ids=ids, position_ids=ids, past_key_values=GraphCache(len(layers)), use_cache=True)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever torch or the model's code raise, it is this layer that cannot be traced
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UnsupportedModelError(f"{_named(model, layers, running[0])} cannot run on a KV cache of rows: {reason[:200]}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for index in range(len(layers)):
+        if index not in tape.layers and index not in tape.shared:
             raise UnsupportedModelError(
-                f"{model.config.model_type}: layer {index} ({type(layer).__name__}: {', '.join(kinds)}) does not use the attention "
-                "interface, so it has no KV cache that can be rolled back"
+                f"{_named(model, layers, index)} does not use the attention interface, so it has no KV cache that can be rolled back"
             )
-    return tuple(tape.layers[index] for index in range(len(layers)))
+    own = sorted(tape.layers)
+    for index, owner in sorted(tape.shared.items()):
+        if index < own[-1]:
+            raise UnsupportedModelError(
+                f"{_named(model, layers, index)} shares the KV cache of layer {owner}, and later layers have their own again"
+            )
+    return tuple(tape.layers[index] for index in own)
+
+
+def _notes(running: list[int], index: int) -> Any:
+    def hook(_module: nn.Module, _args: Any) -> None:
+        running[0] = index
+
+    return hook
+
+
+def _named(model: PreTrainedModel, layers: nn.ModuleList, index: int) -> str:
+    kinds = sorted({type(module).__name__ for module in layers[index].children()})
+    return f"{model.config.model_type}: layer {index} ({type(layers[index]).__name__}: {', '.join(kinds)})"
