@@ -23,6 +23,7 @@ from edgespec import __version__
 from edgespec.cli.chat import chat
 from edgespec.cli.export import export
 from edgespec.cli.inspect import inspect
+from edgespec.cli.push import push
 from edgespec.cli.quickstart import quickstart
 from edgespec.cli.run import run
 from edgespec.cli.verify import verify
@@ -41,7 +42,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, inspect, verify, quickstart):
+for command in (export, run, chat, inspect, verify, push, quickstart):
     cli.add_command(command)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.options import ENGINE_OPTIONS, GENERATION_OPTIONS, generation_options, open_engine, with_options
 from edgespec.cli.output import facts, stats_facts, write
 from edgespec.cli.run import ACCEPTED_COLOUR
@@ -21,7 +22,7 @@ HELP = "/exit ends, /clear forgets the conversation, /stats shows figures of the
 
 
 @click.command(short_help="Hold a conversation.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--system", help="System message.")
 @with_options(*GENERATION_OPTIONS, *ENGINE_OPTIONS)
 @click.option("--show-drafts", is_flag=True, help="Colour accepted draft tokens, on a terminal.")
@@ -65,7 +66,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         shown: list[str] = []
         pieces = self._engine.stream(messages, stats=self.stats, **self._keywords)
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):  # type: ignore[type-var]
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):
             for piece in pieces:
                 accepted = self._show_drafts and bool(piece.drafted) and all(piece.drafted)
                 shown.append(piece.text)

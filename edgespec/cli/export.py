@@ -29,6 +29,7 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--max-kl", type=float, help="Fail if the exported target diverges more than this from the original, in nats.")
 @click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint. Only if you trust its author.")
+@click.option("--push-to-hub", metavar="OWNER/NAME", help="Publish the bundle on the Hub when it is done.")
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")
 @click.option("--quiet", is_flag=True, help="No progress bars and no summary.")
 def export(**options: Any) -> None:
@@ -41,10 +42,15 @@ def export(**options: Any) -> None:
 
 def run_export(options: dict[str, Any]) -> None:
     """Export with ``options`` named like the fields of ExportConfig, and print a summary."""
+    repository = options.get("push_to_hub")
     config = make_config(options)
     from edgespec.export import export_bundle
 
     report = export_bundle(config)
+    if repository is not None:
+        from edgespec.hub import push_bundle
+
+        click.echo(push_bundle(config.output, repository), err=config.quiet)
     if config.quiet:
         return
     manifest = report.manifest
@@ -70,7 +76,7 @@ def make_config(options: dict[str, Any]) -> ExportConfig:
     need_export_extras()
     from edgespec.export.config import ExportConfig
 
-    return ExportConfig(**options)
+    return ExportConfig(**{name: value for name, value in options.items() if name != "push_to_hub"})
 
 
 def need_export_extras() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from edgespec.bundle import open_bundle
+from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.output import facts, human_bytes, print_json, printable, table
 from edgespec.manifest import DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation
 
 
 @click.command(short_help="Show what a bundle holds.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest with the bundle's total size as one JSON object.")
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds, after checking its manifest and that its files are there in full size."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.options import ENGINE_OPTIONS, GENERATION_OPTIONS, generation_options, open_engine, with_options
 from edgespec.cli.output import facts, print_json, stats_facts, write
 from edgespec.errors import UsageError
@@ -20,7 +21,7 @@ ACCEPTED_COLOUR = "green"
 
 
 @click.command(short_help="Answer one prompt.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.argument("prompt", required=False)
 @click.option("--chat/--no-chat", default=None, help="Wrap the prompt in the chat template; if there is one, unless told otherwise.")
 @click.option("--system", help="System message, of a chat.")

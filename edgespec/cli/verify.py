@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.bundle import check_hashes, open_bundle
+from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.options import ENGINE_OPTIONS, open_engine, with_options
 from edgespec.cli.output import human_bytes, print_json, progress, table
@@ -21,7 +22,7 @@ DIFFERENT = 1
 
 
 @click.command(short_help="Check hashes, equal widths, and speculative against plain text.")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @with_options(*ENGINE_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> int:

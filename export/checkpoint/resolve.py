@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from edgespec.errors import CheckpointError, UnsupportedModelError
 from edgespec.export.checkpoint.base import Checkpoint, Origin
+from edgespec.hub import download, is_hub_id
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "README.md"]
 
 
@@ -30,7 +30,7 @@ def open_checkpoint(source: str, *, revision: str | None = None, trust_remote_co
         return _open_folder(Origin(name=str(path), folder=path.absolute(), licence=_licence(path)), trust_remote_code)
     if path.is_file():
         raise CheckpointError(f"{path}: is a file; give a checkpoint folder, a .gguf file or a Hub id")
-    if path.is_absolute() or source.startswith((".", "~")) or not HUB_ID.fullmatch(source):
+    if path.is_absolute() or source.startswith((".", "~")) or not is_hub_id(source):
         raise CheckpointError(f"{source}: no such folder or file")
     return _open_folder(_download(source, revision), trust_remote_code)
 
@@ -75,19 +75,5 @@ def _licence(folder: Path) -> str | None:
 
 
 def _download(source: str, revision: str | None) -> Origin:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=HUB_FILES))
-    except GatedRepoError as error:
-        raise CheckpointError(f"{source}: access is restricted; accept its terms on the Hub and log in with: hf auth login") from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(f"{source}: has no revision {revision}") from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(f"{source}: no such folder or file, and no such model on the Hub") from error
-    except Exception as error:  # any network failure: requests, httpx, OSError, offline mode
-        raise CheckpointError(
-            f"{source}: no such folder, and the Hub cannot be reached ({type(error).__name__}); pass a checkpoint folder or a .gguf file"
-        ) from error
+    folder = download(source, HUB_FILES, instead="a checkpoint folder or a .gguf file", revision=revision)
     return Origin(name=source, folder=folder, revision=folder.name, licence=_licence(folder))
