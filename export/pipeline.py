@@ -14,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from edgespec import __version__
 from edgespec.bundle import describe_file
@@ -28,7 +28,9 @@ from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportRe
 from edgespec.export.passes import pipeline
 from edgespec.export.recipe import Scheme
 from edgespec.export.reference import shallow_config
+from edgespec.export.standins import dense_experts
 from edgespec.export.tokenizer import Tokenizer
+from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty
 from edgespec.export.weights import WeightFile, count_recipes
@@ -88,13 +90,14 @@ def prepare(config: ExportConfig) -> Prepared:
     started = time.monotonic()
     with _step("reading the checkpoint", config.quiet):
         checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
-        capacity = _capacity(checkpoint.config, config)
+        model = build_empty(checkpoint.config_copy())
+        capacity = _capacity(model, config)
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
         checkpoint.forget_header()
         vocab_size = checkpoint.config.get_text_config().vocab_size
         if len(tokenizer) > vocab_size:
             raise CheckpointError(f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {vocab_size}")
-    return Prepared(config, _decoder(checkpoint, "target", config.quiet), tokenizer, capacity, started)
+    return Prepared(config, _decoder(checkpoint, model, "target", config.quiet), tokenizer, capacity, started)
 
 
 def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
@@ -186,26 +189,36 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
                 f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; "
                 "choose a draft of the same family"
             )
-        _capacity(checkpoint.config, config, prepared.capacity, f"--draft {draft}")
-        checkpoint.forget_header()
-    return _decoder(checkpoint, "draft", config.quiet)
-
-
-def _decoder(checkpoint: Checkpoint, name: str, quiet: bool) -> Decoder:
-    with _step(f"{name}: tracing", quiet):
         model = build_empty(checkpoint.config_copy())
+        _capacity(model, config, prepared.capacity, f"--draft {draft}")
+        checkpoint.forget_header()
+    return _decoder(checkpoint, model, "draft", config.quiet)
+
+
+def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, quiet: bool) -> Decoder:
+    for line in () if quiet else dense_experts(model):
+        print(line, file=sys.stderr)
+    with _step(f"{name}: tracing", quiet):
         checkpoint.bind(model)
+        fix_angles(model)
         traced = trace(model)
     return Decoder(checkpoint, traced)
 
 
-def _capacity(model_config: Any, config: ExportConfig, wanted: int | None = None, name: str = "--context") -> int:
-    """KV rows of the bundle, within what the model was trained for."""
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    wanted = wanted or config.context or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
+def _capacity(model: PreTrainedModel, config: ExportConfig, wanted: int | None = None, name: str = "--context") -> int:
+    """KV rows of the bundle, within what the model was trained for and what one set of rotary angles serves."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    named = wanted or config.context
+    wanted = named or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
     if limit is not None and wanted > limit:
         raise CapacityError(f"{name}: {wanted} tokens are more than the {limit} that the model was made for; choose at most {limit}")
-    return int(wanted)
+    steady, kind = steady_length(model, wanted)
+    if named and steady < wanted:
+        raise CapacityError(
+            f"{name}: {wanted} tokens are more than {steady}, where the rotary scaling {kind} of {model.config.model_type} changes to "
+            f"other angles, which a cache cannot follow; choose at most {steady}"
+        )
+    return int(steady)
 
 
 def _check_output(output: Path, force: bool) -> None:

@@ -33,6 +33,9 @@ def build_empty(config: Any, attention: str = IMPLEMENTATION) -> PreTrainedModel
         with no_init_weights(), init_empty_weights(include_buffers=False):
             model = auto_class.from_config(config, attn_implementation=attention, experts_implementation=attention, dtype=torch.float32)
     except (ValueError, KeyError, ImportError) as error:
+        if error.args == (IMPLEMENTATION,):  # it looks the name up in a table of its own classes
+            plain = build_empty(config, "eager")
+            raise _no_interface(plain, decoder_layers(plain), 0) from error
         raise UnsupportedModelError(f"{config.model_type}: cannot be built as a decoder: {str(error).splitlines()[0]}") from error
     model.tie_weights()
     return model.eval()
@@ -93,9 +96,7 @@ def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
             hook.remove()
     for index in range(len(layers)):
         if index not in tape.layers and index not in tape.shared:
-            raise UnsupportedModelError(
-                f"{_named(model, layers, index)} does not use the attention interface, so it has no KV cache that can be rolled back"
-            )
+            raise _no_interface(model, layers, index)
     own = sorted(tape.layers)
     for index, owner in sorted(tape.shared.items()):
         if index < own[-1]:
@@ -110,6 +111,12 @@ def _notes(running: list[int], index: int) -> Any:
         running[0] = index
 
     return hook
+
+
+def _no_interface(model: PreTrainedModel, layers: nn.ModuleList, index: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{_named(model, layers, index)} does not use the attention interface, so it has no KV cache that can be rolled back"
+    )
 
 
 def _named(model: PreTrainedModel, layers: nn.ModuleList, index: int) -> str:
