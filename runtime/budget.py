@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from edgespec.errors import CapacityError, UsageError
 from edgespec.manifest import Manifest, ModelSpec
@@ -48,3 +48,11 @@ def rows_that_fit(manifest: Manifest, models: Sequence[ModelSpec], budget: int |
             f"need {needed / 1e6:.0f} MB; raise the budget or export with fewer bits"
         )
     return rows
+
+
+def unused(manifest: Manifest, drafts: Iterable[str], rows: int, budget: int) -> int:
+    """Bytes that weights and caches of ``rows`` rows leave of a budget."""
+    models = [manifest.target, *(manifest.models[name] for name in sorted(set(drafts)))]
+    sizes = {file.name: file.size for file in manifest.files}
+    weights = sum(sizes[name] for name in {name for model in models for name in (model.graph, *model.weights)})
+    return max(0, budget - weights - rows * sum(map(bytes_per_row, models)))

@@ -6,15 +6,16 @@
         print(engine.generate("And of a brick?").stats.tokens_per_pass)
 
 An engine has one KV cache and so generates one text at a time. What a prompt shares with the text before it is not
-computed again.
+computed again. ``engine.chat()`` holds a conversation, see :mod:`edgespec.runtime.chat`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,52 +24,41 @@ from edgespec.bundle import bundle_key, open_bundle
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtime import calibration, cost, drafters
-from edgespec.runtime.budget import parse_size, rows_that_fit
+from edgespec.runtime import prefix as prefixes
+from edgespec.runtime.budget import parse_size, rows_that_fit, unused
+from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
 from edgespec.runtime.cost import Costs
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
-from edgespec.runtime.loop import Block, FinishReason, Target, generate_blocks, most_tokens
+from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
-from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.model import PREFILL_WIDTH, Model, bytes_per_row
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.sampling import Sampler, make_sampler
 from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
 from edgespec.runtime.stats import Stats
+from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
+from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
-from edgespec.runtime.text.detokenizer import Detokenizer
-from edgespec.runtime.text.stop import StopTexts
 from edgespec.runtime.text.tokenizer import Tokenizer
 
 LOOK_UP_MS = 0.01  # a token drafted without a model
+BUSY = "this engine is generating already; finish or close that generation first"
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """Text as it comes: complete characters, the tokens behind them, and whether each of these was drafted.
+class Job:
+    """One generation, checked and ready to run. ``owner`` is the conversation that it belongs to, if any."""
 
-    The pieces' tokens together are the generation's tokens, an end-of-text token included, whose text is empty. Only
-    around a stop text, of which nothing is shown, can a piece's text be that of neighbouring tokens.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    drafted: tuple[bool, ...]
-    finish_reason: FinishReason | None = None
-    """On the last piece."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerationResult:
-    """A whole generation. ``finish_reason`` is "eos", "stop" (a stop text), "length" (max_new_tokens) or "capacity" (the
-    KV cache is full)."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    target: Target
+    names: Sequence[str]
+    context: list[int]
+    options: GenerationOptions
     stats: Stats
+    owner: object
 
 
 def load(
@@ -112,10 +102,13 @@ class Engine:
         names = {drafter.model for drafter in self.manifest.drafters if drafter.model is not None}
         self.capacity = rows_that_fit(self.manifest, [spec, *(self.manifest.models[name] for name in sorted(names))], budget)
         self._models: dict[str, Model] = {}
+        # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
+        room = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in {"target", *names})
+        self._swap = Swap(self._models, room if budget is None else unused(self.manifest, names, self.capacity, budget))
         self._policies: dict[tuple[str, WidthRule], AutoLength] = {}
-        self._cache_made = "fast"
-        """Exactness of the generation that filled the target's cache."""
-        self._busy = False
+        self._lock = threading.Lock()
+        """Held by the generation that is running: there is one set of caches."""
+        self._stop_running: Callable[[], None] | None = None
         self._closed = False
         self._model("target")
 
@@ -142,19 +135,10 @@ class Engine:
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """Generate a whole text. Arguments and errors are those of :meth:`stream`."""
-        stats = Stats()
-        text: list[str] = []
-        tokens: list[int] = []
-        reason: FinishReason | None = None
-        for piece in self._start(prompt, GenerationOptions.of(**options), stats):
-            text.append(piece.text)
-            tokens.extend(piece.token_ids)
-            reason = piece.finish_reason or reason
-        assert reason is not None, "the last piece says why the text ends"
-        return GenerationResult("".join(text), tuple(tokens), reason, stats)
+        return self.stream(prompt, **options).result()
 
-    def stream(self, prompt: Prompt, *, stats: Stats | None = None, **options: Any) -> Iterator[Piece]:
-        """Generate piece by piece. Closing the iterator early is fine; the engine can go on with another prompt.
+    def stream(self, prompt: Prompt, *, stats: Stats | None = None, **options: Any) -> Stream:
+        """Generate piece by piece, also in an ``async for``. Stopping or closing the stream early is fine, from any thread.
 
         Args:
             prompt: a text, a list of messages (``{"role": ..., "content": ...}``), or token ids used as they are.
@@ -167,6 +151,54 @@ class Engine:
             RuntimeFailure: a pass fails, or its logits are not finite.
         """
         return self._start(prompt, GenerationOptions.of(**options), Stats() if stats is None else stats)
+
+    def generate_many(self, prompts: Iterable[Prompt], **options: Any) -> list[GenerationResult]:
+        """One result for each prompt, in order; what a prompt shares with the one before it is not computed again.
+
+        Everything is checked before the first one runs. Arguments and errors are otherwise those of :meth:`stream`.
+        """
+        streams = [self.stream(prompt, **options) for prompt in prompts]
+        return [stream.result() for stream in streams]
+
+    def stop(self) -> None:
+        """End the running generation after its current pass, from any thread. Without one, nothing happens."""
+        stop = self._stop_running
+        if stop is not None:
+            stop()
+
+    def chat(self, system: str | None = None, messages: Sequence[Message] = (), **options: Any) -> Chat:
+        """A conversation.
+
+        Args:
+            system: a system message to begin with.
+            messages: what was said so far, to go on from.
+            options: fields of :class:`~edgespec.runtime.options.GenerationOptions` for every turn.
+
+        Raises:
+            UsageError: no chat template, a message that is none, or an option out of range.
+        """
+        head = [] if system is None else [{"role": "system", "content": system}]
+        return Chat(self, [*head, *messages], options)
+
+    def restore_chat(self, path: str | Path, **options: Any) -> Chat:
+        """A conversation that ``Chat.save`` wrote, with its cache rows if this machine made them.
+
+        Raises:
+            UsageError: no such file, damaged, or saved with another bundle.
+        """
+        prefix, state = prefixes.restore(Path(path), self._bundle_key, self._machine_key)
+        chat = Chat(self, (), options)
+        try:
+            chat._restore(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}: not a saved conversation, or damaged: {error}") from error
+        if prefix is not None:
+            self._swap.put(chat, prefix)
+        return chat
+
+    def _save_chat(self, chat: Chat, path: Path, state: dict[str, Any]) -> None:
+        self._check_idle()
+        prefixes.save(path, self._swap.get(chat), self._bundle_key, self._machine_key, state)
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """The token ids that a prompt becomes; ``chat`` as in the options."""
@@ -199,7 +231,7 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _start(self, prompt: Prompt, options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
+    def _start(self, prompt: Prompt, options: GenerationOptions, stats: Stats, owner: object = None) -> Stream:
         """Check everything that can be checked before the first pass, so that a mistake shows at the call."""
         self._check_idle()
         started = time.perf_counter()
@@ -219,35 +251,42 @@ class Engine:
         stats.draft_length = options.draft_length if names else 0
         stats.exactness = "fast" if options.exactness == "fast" else self.exactness.grade
         stats.time_to_first_token_s = encoding
-        return self._pieces(target, names, context, options, stats)
 
-    def _pieces(
-        self, target: Target, names: Sequence[str], context: list[int], options: GenerationOptions, stats: Stats
-    ) -> Iterator[Piece]:
+        stopped = threading.Event()
+        job = Job(dataclasses.replace(target, stopped=stopped.is_set), names, context, options, stats, owner)
+        return Stream(self._pieces(job, stopped), stopped, stats)
+
+    def _pieces(self, job: Job, stopped: threading.Event) -> Generator[Piece]:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
+        options, context, model = job.options, job.context, job.target.model
+        sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids)
+        proposer = self._proposer(job.names, job.target, options, sampler)
         self._check_idle()
-        eos_ids = self.manifest.tokenizer.eos_ids
-        sampler = make_sampler(options, prompt_length=len(context), eos_ids=eos_ids)
-        proposer = self._proposer(names, target, options, sampler)
-        self._busy = True
-        model = target.model
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(BUSY)
+        self._stop_running = stopped.set
         try:
-            if self._may_reuse(options):
+            same_owner = self._swap.enter(job.owner)
+            if self._may_reuse(options, same_owner):
                 model.keep_common(context)
             else:
                 model.keep(0)
-            self._cache_made = options.exactness
-            blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, stats)
-            yield from self._text_of(blocks, options, stats)
+            self._swap.made = options.exactness
+            blocks = generate_blocks(job.target, proposer, sampler, context, options.max_new_tokens, job.stats)
+            yield from pieces_of(blocks, self.tokenizer, options.stop, job.stats)
         finally:
-            self._busy = False
+            self._stop_running = None
+            self._lock.release()
 
-    def _may_reuse(self, options: GenerationOptions) -> bool:
+    def _may_reuse(self, options: GenerationOptions, same_owner: bool) -> bool:
         """Whether cache rows of the generation before are what this one would compute. Under "exact" that needs every
-        pass that made them, and every chunk of the prompt, to be of a proven width."""
+        pass that made them, and every chunk of the prompt, to be of a proven width. Where no width is proven, a
+        conversation still goes on from its own rows."""
         if options.exactness == "fast":
             return True
-        return self._cache_made == "exact" and self._proven_for_prompts
+        if self.exactness.grade != "exact":
+            return same_owner
+        return self._swap.made == "exact" and self._proven_for_prompts
 
     @property
     def _proven_for_prompts(self) -> bool:
@@ -258,34 +297,8 @@ class Engine:
         """A generation and a measurement both need the models' caches for themselves."""
         if self._closed:
             raise UsageError("the engine is closed")
-        if self._busy:
-            raise UsageError("this engine is generating already; finish or close that generation first")
-
-    def _text_of(self, blocks: Iterator[Block], options: GenerationOptions, stats: Stats) -> Iterator[Piece]:
-        detokenizer, stopper = Detokenizer(self.tokenizer), StopTexts(options.stop)
-        waiting: list[tuple[int, bool]] = []
-        for block in blocks:
-            last = len(block.tokens) - 1
-            for index, token in enumerate(block.tokens):
-                waiting.append((token, block.drafted[index]))
-                text, stopped = stopper.push(detokenizer.push(token))
-                finish = block.finish if index == last else None
-                if finish and not stopped:
-                    rest, stopped = stopper.push(detokenizer.flush())
-                    text += rest
-                if finish and not stopped:
-                    text += stopper.flush()
-                if stopped:
-                    finish = "stop"
-                    dropped = block.drafted[index + 1 :]
-                    stats.new_tokens -= len(dropped)
-                    stats.accepted -= sum(dropped)
-                    stats.forced -= min(block.forced, len(dropped))
-                if text or finish:
-                    yield Piece(text, tuple(token for token, _ in waiting), tuple(drafted for _, drafted in waiting), finish)
-                    waiting.clear()
-                if finish:
-                    return
+        if self._lock.locked():
+            raise UsageError(BUSY)
 
     def _target(self, options: GenerationOptions) -> Target:
         """The target with the widths that the asked exactness allows."""
@@ -342,9 +355,18 @@ class Engine:
         return self._models[name]
 
     @functools.cached_property
+    def _bundle_key(self) -> str:
+        return bundle_key(self.path)
+
+    @functools.cached_property
+    def _machine_key(self) -> str:
+        """What the bits of a result depend on besides the bundle."""
+        return calibration.cache_key((machine_name(), import_onnxruntime().__version__, self.threads, *self.providers))
+
+    @functools.cached_property
     def _key(self) -> str:
         version = import_onnxruntime().__version__
-        parts = (bundle_key(self.path), machine_name(), version, self.threads, *self.providers, self.capacity)
+        parts = (self._bundle_key, machine_name(), version, self.threads, *self.providers, self.capacity)
         return calibration.cache_key(parts)
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from edgespec.errors import CapacityError
@@ -21,7 +21,7 @@ from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree
 
-FinishReason = Literal["eos", "stop", "length", "capacity"]
+FinishReason = Literal["eos", "stop", "length", "capacity", "stopped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Target:
         vocabulary: ids from it on are padding of the head and are never chosen.
         eos_ids: tokens that end a text.
         branches: whether every branch of a tree may commit tokens, see :func:`edgespec.runtime.accept.accept`.
+        stopped: asked before each pass; once true, the text ends.
     """
 
     model: Model
@@ -42,6 +43,7 @@ class Target:
     vocabulary: int
     eos_ids: frozenset[int]
     branches: bool
+    stopped: Callable[[], bool] = lambda: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Block:
     drafted: tuple[bool, ...]
     forced: int
     finish: FinishReason | None
+
+
+STOPPED = Block((), (), 0, "stopped")
 
 
 def generate_blocks(
@@ -75,12 +80,18 @@ def generate_blocks(
     limit, at_limit = most_tokens(target, len(context), max_new_tokens)
     started = time.perf_counter()
     logits = prefill(target, context, stats)
+    if logits is None:
+        yield STOPPED
+        return
     accepted = accept(DraftTree(), logits[:, : target.vocabulary], sampler, context=context)
     block = finish(target, accepted, sampler, context, limit, at_limit, stats)
     stats.time_to_first_token_s += time.perf_counter() - started
     run_prefill = target.model.run_seconds + proposer.run_seconds
     yield block
     while block.finish is None:
+        if target.stopped():
+            yield STOPPED
+            return
         started = time.perf_counter()
         tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
         logits = verify(target, context, tree, width)
@@ -109,14 +120,15 @@ def most_tokens(target: Target, prompt: int, wanted: int) -> tuple[int, FinishRe
     return (wanted, "length") if wanted <= possible else (possible, "capacity")
 
 
-def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats:
-    """Run the tokens that are not in the cache, in chunks; the logits [1, V] of the last one."""
+def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats | None:
+    """Run the tokens that are not in the cache, in chunks; the logits [1, V] of the last one, None if it was stopped."""
     stats.reused_tokens = target.model.length
-    while True:
+    while not target.stopped():
         logits = run_chunk(target, context)
         stats.prefill_passes += 1
         if target.model.length == len(context):
             return logits
+    return None
 
 
 def run_chunk(target: Target, context: Sequence[int]) -> Floats:

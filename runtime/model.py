@@ -134,14 +134,28 @@ class Model:
             raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
         if list(rows) != list(range(count)):
             chosen = np.asarray(rows) + start
+            tokens = [self.tokens[row] for row in chosen]
+            self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
             for cache in self._caches:
                 cache[:, :, start : start + count] = cache[:, :, chosen]
-            self.tokens[start : start + count] = [self.tokens[row] for row in chosen]
+            self.tokens.extend(tokens)
         self.keep(start + count)
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
         """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each. For tests of exactness."""
         return [cache[:, :, start:stop].copy() for cache in self._caches]
+
+    def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
+        """Make ``rows``, as :meth:`cache_rows` gave them for ``tokens``, the valid ones. False if they do not fit."""
+        count = len(tokens)
+        shapes = [(1, cache.shape[1], count, cache.shape[3]) for cache in self._caches]
+        if count > self.capacity or [array.shape for array in rows] != shapes or any(array.dtype != self._dtype for array in rows):
+            return False
+        self.keep(0)
+        for cache, array in zip(self._caches, rows, strict=True):
+            cache[:, :, :count] = array
+        self.tokens.extend(tokens)
+        return True
 
     def _tree(self, parents: Sequence[int], width: int) -> npt.NDArray[np.bool_]:
         """Which new rows are hidden from which, bool [S, S], for a tree. Also sets the rows' positions."""
