@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from edgespec.errors import UnsupportedModelError
 from edgespec.export.standins.attention import IMPLEMENTATION, start_tape
@@ -20,16 +21,21 @@ from edgespec.export.trace.cache import GraphCache
 from edgespec.manifest import KvLayer
 
 TASK = "text-generation"
+TASK_MULTIMODAL = "image-text-to-text"
 
 
 def build_empty(config: Any, attention: str = IMPLEMENTATION) -> PreTrainedModel:
     """The model of ``config`` with parameters on the meta device and real buffers (they are small and not in checkpoints).
 
+    A multimodal model is built whole, so that its tensors have the names they have in checkpoints; only its decoder is ever run.
+
     Raises:
         UnsupportedModelError: transformers has no decoder for this configuration.
     """
     try:
-        auto_class = TasksManager.get_model_class_for_task(TASK, framework="pt", model_type=config.model_type)
+        multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        task = TASK_MULTIMODAL if multimodal else TASK
+        auto_class = TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type)
         with no_init_weights(), init_empty_weights(include_buffers=False):
             model = auto_class.from_config(config, attn_implementation=attention, experts_implementation=attention, dtype=torch.float32)
     except (ValueError, KeyError, ImportError) as error:
@@ -50,7 +56,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of decoder layers."""
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    for module in model.get_decoder().modules():  # the decoder alone: a vision tower has layers too
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise UnsupportedModelError(f"{model.config.model_type}: no list of {count} decoder layers found in {type(model).__name__}")
