@@ -8,7 +8,7 @@ accepted and the round gives the tokens 7, 9.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Chooser
@@ -17,13 +17,23 @@ from edgespec.tree import DraftTree
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """``path`` are the accepted nodes in order; ``tokens`` their tokens and one more, the target's own."""
+    """``path`` are the accepted nodes in order; ``tokens`` their tokens and one more, the target's own. Where the last row
+    was in doubt that one is missing and the result is ``open``."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    open: bool = False
 
 
-def accept(tree: DraftTree, logits: Floats, choose: Chooser, *, context: Sequence[int] = (), branches: bool = True) -> Accepted:
+def accept(
+    tree: DraftTree,
+    logits: Floats,
+    choose: Chooser,
+    *,
+    context: Sequence[int] = (),
+    branches: bool = True,
+    in_doubt: Callable[[Floats, Text], bool] | None = None,
+) -> Accepted:
     """The longest path of ``tree`` that the sampler agrees with, and the token that it says after it.
 
     Args:
@@ -35,6 +45,8 @@ def accept(tree: DraftTree, logits: Floats, choose: Chooser, *, context: Sequenc
         branches: without it only the tree's first path commits tokens, the nodes whose cache rows lie side by side
             behind the root. A row behind masked siblings sums in another order, and under quantised activations its
             logits are then not bit for bit those of plain decoding.
+        in_doubt: says of a row and the text before it whether its choice could be another in a pass of another width. The
+            result ends before such a row.
     """
     path: list[int] = []
     tokens: list[int] = []
@@ -43,8 +55,11 @@ def accept(tree: DraftTree, logits: Floats, choose: Chooser, *, context: Sequenc
         children = (
             tree.children(node) if branches else [child for child in (node + 1,) if child < len(tree) and tree.parents[child] == node]
         )
+        text = Text(context, tokens)
+        if in_doubt is not None and in_doubt(logits[node + 1], text):
+            return Accepted(tuple(path), tuple(tokens), open=True)
         candidates = [(tree.tokens[child], tree.q_of(child)) for child in children]
-        token = choose(logits[node + 1], Text(context, tokens), candidates)
+        token = choose(logits[node + 1], text, candidates)
         tokens.append(token)
         node = next((child for child in children if tree.tokens[child] == token), -1)
         if node < 0:

@@ -35,6 +35,7 @@ from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model, bytes_per_row
 from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.sampling import Sampler, make_sampler
 from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
 from edgespec.runtime.stats import Stats
@@ -253,7 +254,8 @@ class Engine:
         stats.time_to_first_token_s = encoding
 
         stopped = threading.Event()
-        job = Job(dataclasses.replace(target, stopped=stopped.is_set), names, context, options, stats, owner)
+        recheck = Recheck(len(context), self.exactness.margin) if names and stats.exactness == "checked" else None
+        job = Job(dataclasses.replace(target, stopped=stopped.is_set, recheck=recheck), names, context, options, stats, owner)
         return Stream(self._pieces(job, stopped), stopped, stats)
 
     def _pieces(self, job: Job, stopped: threading.Event) -> Generator[Piece]:

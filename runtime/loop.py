@@ -17,6 +17,7 @@ from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.model import Floats, Model
 from edgespec.runtime.processors import Text
+from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree
@@ -35,6 +36,7 @@ class Target:
         eos_ids: tokens that end a text.
         branches: whether every branch of a tree may commit tokens, see :func:`edgespec.runtime.accept.accept`.
         stopped: asked before each pass; once true, the text ends.
+        recheck: scores near-ties again where widths differ a little; None where they do not, or nobody minds.
     """
 
     model: Model
@@ -44,6 +46,7 @@ class Target:
     eos_ids: frozenset[int]
     branches: bool
     stopped: Callable[[], bool] = lambda: False
+    recheck: Recheck | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +98,13 @@ def generate_blocks(
         started = time.perf_counter()
         tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
         logits = verify(target, context, tree, width)
-        accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches)
-        keep(target, accepted, context)
+        in_doubt = target.recheck.doubts(sampler) if target.recheck else None
+        accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches, in_doubt=in_doubt)
+        if target.recheck and accepted.open:
+            accepted = target.recheck.decide(target.model, sampler, context, accepted, target.vocabulary)
+            stats.rechecked += 1
+        else:
+            keep(target, accepted, context)
         block = finish(target, accepted, sampler, context, limit, at_limit, stats)
         proposer.observe(context, len(accepted.path))
         count(stats, proposer, tree)

@@ -168,6 +168,15 @@ class Sampler:
             return reject_recursively(p, candidates, self._rng.random)
         return p.draw(self._rng.random())
 
+    def is_close(self, row: Floats, text: Text, margin: float) -> bool:
+        """Whether the two best tokens after ``text`` are within ``margin`` of each other. A draw has no such ties."""
+        if self._shape is not None:
+            return False
+        scores = self._edited(row, text)
+        best = int(scores.argmax())
+        others = (float(part.max()) for part in (scores[:best], scores[best + 1 :]) if len(part))
+        return float(scores[best]) - max(others, default=-np.inf) < margin
+
     def draft(self, row: Floats, text: Text) -> Candidate:
         """A draft's token after ``text``, from its logits [V], under the same edits and cuts: drawn from q where the target
         will accept by ratio, else the most likely one."""

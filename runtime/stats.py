@@ -23,8 +23,9 @@ class Stats:
     draft_length: int | str = 0
     """As asked: a number, or "auto"; 0 for plain decoding."""
     exactness: str = "exact"
-    """"exact": proven equal to plain decoding bit for bit. "near": asked for, but no set of widths gave equal bits on
-    this machine, so texts may differ where two tokens are nearly tied. "fast": not asked for."""
+    """What holds for this text. "exact": plain decoding's, proven bit for bit. "checked": plain decoding's, since near-ties
+    were scored again. "fast": near-ties may fall the other way; it was asked for, or no more could be shown on this
+    machine."""
     prompt_tokens: int = 0
     reused_tokens: int = 0
     """Prompt tokens whose cache rows were still there from the call before."""
@@ -37,6 +38,8 @@ class Stats:
     forced: int = 0
     """Tokens that came without a pass, because a grammar allowed nothing else."""
     new_tokens: int = 0
+    rechecked: int = 0
+    """Tokens that were scored again because two were nearly tied, under "checked"."""
     time_to_first_token_s: float = 0.0
     decode_s: float = 0.0
     """From the first token to the last."""

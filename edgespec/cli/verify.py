@@ -56,6 +56,8 @@ def describe(report: VerifyReport) -> str:
         widths = f"equal bits for passes of {ranges(exactness.widths)} tokens"
     else:
         widths = f"no two widths give equal bits on this machine; logits differ by up to {exactness.difference:.2g}"
+        if exactness.grade == "checked":
+            widths += f", and what is tied within {exactness.margin:.2g} is scored again"
     rows = [
         (
             str(case.prompt + 1),
@@ -73,7 +75,7 @@ def describe(report: VerifyReport) -> str:
         else f"{different} of {len(report.cases)} speculative texts differ from plain"
     )
     body = table(rows, ("prompt", "drafter", "draft length", "accepted", "text")) if rows else "no drafter to compare with plain decoding"
-    return f"widths  {widths}\n\n{body}\n\n{last}"
+    return f"grade   {exactness.grade}\nwidths  {widths}\n\n{body}\n\n{last}"
 
 
 def ranges(numbers: tuple[int, ...]) -> str:

@@ -226,7 +226,7 @@ def test_a_template_that_raises_is_refused_at_the_call(tmp_path: Path) -> None:
 
 
 def test_where_no_width_is_proven_a_conversation_still_keeps_its_rows(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    unproven = dataclasses.replace(attention.exactness, grade="near")
+    unproven = dataclasses.replace(attention.exactness, grade="fast")
     monkeypatch.setitem(attention.__dict__, "exactness", unproven)
     chat = attention.chat(**OPTIONS)
     first = chat.send("a first question").result()

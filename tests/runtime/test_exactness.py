@@ -65,7 +65,7 @@ def test_the_largest_set_of_equal_widths(tmp_path: Path, error: Callable[[int, i
 
 def test_no_two_widths_agree(tmp_path: Path) -> None:
     found = self_test(tmp_path / "b", lambda width, _: width / 100)
-    assert found.grade == "near"
+    assert found.grade == "fast"
     assert found.widths == (*ALL, *WIDE)
     assert found.difference == pytest.approx(0.07, rel=1e-3)
 
@@ -77,7 +77,7 @@ def test_equal_logits_with_other_cache_rows_are_not_equal(tmp_path: Path) -> Non
     graph.graph.initializer.append(numpy_helper.from_array(np.float32([1]), "step"))
     bundle = write_bundle(tmp_path / "b", {"target": graph}, {"target": (KvLayer(1, 1, 1),)}, chat=False)
     with load(bundle, threads=1) as engine:
-        assert (engine.exactness.grade, engine.exactness.difference) == ("near", 0)
+        assert (engine.exactness.grade, engine.exactness.difference) == ("fast", 0)
 
 
 def test_a_width_that_depends_on_the_row_is_not_used(tmp_path: Path) -> None:
@@ -113,6 +113,57 @@ def test_a_graph_that_errs_at_one_row_still_speculates_like_plain(tmp_path: Path
         drafted = engine.generate(prompt, drafter="ngram", draft_length=4, max_new_tokens=9)
         assert plain.text == drafted.text == "efghijklm"
         assert engine.generate(prompt, drafter="none", max_new_tokens=9, exactness="fast").text != plain.text
+
+
+def nearly_tied_bundle(path: Path, size: float) -> Path:
+    """The alphabet, but after every letter its successor and an exclamation mark are tied up to ``size``, and which one leads
+    depends on the width of the pass."""
+    logits = logits_of_table(alphabet_table())
+    rows = np.arange(ord("a"), ord("z") + 1)
+    logits[rows, ord("!")] = 10.0
+    graph = graph_with_error(lambda width, _row: size * (0.5 if width == 1 else 0.01 * width - 0.3))
+    next(item for item in graph.graph.initializer if item.name == "table").CopyFrom(numpy_helper.from_array(logits, "table"))
+    mask = np.zeros((1, 1, 259), np.float32)
+    mask[..., ord("!")] = -1.0
+    graph.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+    add = graph.graph.node[-1]
+    add.input[1] = "masked"
+    graph.graph.node.insert(len(graph.graph.node) - 1, helper.make_node("Mul", ["error", "mask"], ["masked"]))
+    draft = lookup_graph(logits_of_table(alphabet_table()))
+    return write_bundle(path, {"target": graph, "draft": draft}, dict.fromkeys(("target", "draft"), (KvLayer(1, 1, 1),)), chat=False)
+
+
+def test_checked_scores_near_ties_again(tmp_path: Path) -> None:
+    with load(nearly_tied_bundle(tmp_path / "b", 4e-4), threads=1) as engine:
+        assert engine.exactness.grade == "checked"
+        assert engine.exactness.margin == pytest.approx(8 * engine.exactness.difference)
+        plain = engine.generate("a", drafter="none", max_new_tokens=30)
+        assert plain.text == "bcdefghijklmnopqrstuvwxyzabcde", "in passes of one token the letter leads"
+        assert (plain.stats.exactness, plain.stats.rechecked) == ("checked", 0)
+        for length in (1, 2, 3, 5):
+            found = engine.generate("a", drafter="draft", draft_length=length, max_new_tokens=30)
+            assert found.token_ids == plain.token_ids
+            assert found.stats.rechecked > 5
+            assert found.stats.new_tokens == found.stats.accepted + found.stats.own_tokens
+            assert engine._model("target").length == 1 + 30 - 1
+        fast = [engine.generate("a", drafter="draft", draft_length=k, max_new_tokens=30, exactness="fast") for k in (1, 2, 3, 5)]
+        assert any(result.token_ids != plain.token_ids for result in fast), "or there was nothing to check"
+        assert fast[0].stats.exactness == "fast"
+
+
+def test_differences_that_are_not_tiny_are_not_checked(tmp_path: Path) -> None:
+    with load(nearly_tied_bundle(tmp_path / "b", 0.5), threads=1) as engine:
+        result = engine.generate("a", drafter="draft", draft_length=3, max_new_tokens=9)
+        assert (engine.exactness.grade, result.stats.exactness, result.stats.rechecked) == ("fast", "fast", 0)
+
+
+def test_what_is_not_tied_is_not_scored_again(tmp_path: Path) -> None:
+    graph = graph_with_error(lambda width, _row: 1e-5 * width)
+    graphs = {"target": graph, "draft": lookup_graph(logits_of_table(alphabet_table()))}
+    bundle = write_bundle(tmp_path / "b", graphs, dict.fromkeys(graphs, (KvLayer(1, 1, 1),)), chat=False)
+    with load(bundle, threads=1) as engine:
+        result = engine.generate("abc", drafter="draft", draft_length=3, max_new_tokens=21)
+        assert (result.stats.exactness, result.stats.rechecked, result.stats.target_passes) == ("checked", 0, 5)
 
 
 def test_width_rule() -> None:
