@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from benchmarks.figures import median
-from benchmarks.prompts import read_prompts
+from edgespec.bench.prompts import read_prompts
 from edgespec.runtime.machine import machine_name
 
 IMPORT = "import time; s = time.perf_counter(); import edgespec.runtime; print(time.perf_counter() - s)"
@@ -42,7 +42,7 @@ def main(gguf: Path, weights: str) -> None:
         click.echo(f"bundle on disk: {export['disk'] / 1e6:.0f} MB")
         run(bundle, "none")  # the self-test and the cost curve are measured once and kept
         for drafter in ("none", "auto"):
-            answers = [run(bundle, drafter, text) for _, text in read_prompts()]
+            answers = [run(bundle, drafter, question.text) for question in read_prompts()]
             peak = max(answer["peak_rss_bytes"] for answer in answers)
             share = median([answer["overhead_share"] for answer in answers])
             click.echo(f"run --drafter {drafter}: peak {peak / 1e6:.0f} MB, {share:.1%} of decode time outside ONNX Runtime")

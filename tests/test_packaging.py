@@ -23,13 +23,13 @@ FORBIDDEN = ("torch", "transformers", "onnx", "optimum", "onnxscript", "onnx_ir"
 
 
 def files_on_disk() -> set[str]:
-    """What the wheel should hold: Python files and py.typed, under their names in the wheel."""
+    """What the wheel should hold: Python files, data files and py.typed, under their names in the wheel."""
     found = set()
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
             inside = path.relative_to(ROOT / folder)
             through_link = folder == "edgespec" and inside.parts[0] in ("export", "runtime")
-            if path.is_file() and not through_link and (path.suffix == ".py" or path.name == "py.typed"):
+            if path.is_file() and not through_link and (path.suffix in (".py", ".jsonl") or path.name == "py.typed"):
                 found.add(f"{package}/{inside.as_posix()}")
     return found
 

@@ -14,7 +14,7 @@ import click
 import edgespec
 from benchmarks.figures import median, ratio
 from benchmarks.peers import environments
-from benchmarks.prompts import OWN, read_prompts
+from edgespec.bench.prompts import OWN, read_prompts
 from edgespec.cache import cache_folder
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.session import default_threads
@@ -113,7 +113,7 @@ def main(gguf: Path, prompts: Path, questions: int | None, json_file: Path | Non
     bundle = environments.edgespec_bundle(gguf, folder, weights, block)
     genai = environments.genai_model(environments.float_checkpoint(gguf, folder), folder, 4 if weights == "int4" else 8, block)
     with edgespec.load(bundle) as engine:
-        asked = [engine.encode(text) for _, text in read_prompts(prompts, questions)]
+        asked = [engine.encode(question.text) for question in read_prompts(prompts, questions)]
     genai_python = str(environments.environment("onnxruntime-genai", folder))
     workers = {
         "edgespec": Worker([sys.executable, str(HERE / "run_edgespec.py"), str(bundle), threads]),

@@ -20,6 +20,7 @@ from typing import NoReturn
 import click
 
 from edgespec import __version__
+from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.export import export
 from edgespec.cli.inspect import inspect
@@ -42,7 +43,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, inspect, verify, push, quickstart):
+for command in (export, run, chat, inspect, verify, bench, push, quickstart):
     cli.add_command(command)
 
 

@@ -1,0 +1,138 @@
+"""Ways of decoding side by side: every question is answered by every arm in turn, several times, and medians count.
+
+The base of every ratio is plain decoding in passes of one token, the fastest plain decoding there is, so what exactness
+costs is in the ratios. A machine that slows down slows all arms of a question alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.bench.prompts import Question
+from edgespec.errors import CapacityError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.runtime import Engine
+
+BASE, PLAIN = "plain, fast", "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One arm's answer to one question: medians of the repetitions. ``decode_tokens_per_s`` counts from the first token on."""
+
+    decode_tokens_per_s: float
+    time_to_first_token_s: float
+    prompt_tokens: int
+    new_tokens: int
+    drafted: int
+    accepted: int
+    tokens_per_pass: float
+    equal: bool
+    """The very tokens of exact plain decoding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """``answers[arm]`` has one entry for each of ``questions``."""
+
+    questions: list[Question]
+    answers: dict[str, list[Answer]]
+    skipped: list[str]
+    """Questions that do not fit into the cache, and why."""
+
+    def ratios(self, arm: str, category: str | None = None) -> list[float]:
+        """Speed of ``arm`` over the base's, question by question."""
+        pairs = zip(self.questions, self.answers[arm], self.answers[BASE], strict=True)
+        return [
+            a.decode_tokens_per_s / b.decode_tokens_per_s for q, a, b in pairs if category in (None, q.category) and b.decode_tokens_per_s
+        ]
+
+    def speedup(self, arm: str, category: str | None = None) -> float:
+        """Geometric mean of the ratios."""
+        return geometric_mean(self.ratios(arm, category))
+
+    @property
+    def categories(self) -> list[str]:
+        return sorted({question.category for question in self.questions})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "questions": [dataclasses.asdict(question) for question in self.questions],
+            "answers": {arm: [dataclasses.asdict(answer) for answer in answers] for arm, answers in self.answers.items()},
+            "skipped": self.skipped,
+            "speedups": {arm: {"all": self.speedup(arm), **{c: self.speedup(arm, c) for c in self.categories}} for arm in self.answers},
+        }
+
+
+def arms_of(drafters: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options of ``generate`` by the name of an arm: both kinds of plain decoding, and ``NAME`` or ``NAME:K`` for each drafter."""
+    arms: dict[str, dict[str, Any]] = {BASE: {"drafter": "none", "exactness": "fast"}, PLAIN: {"drafter": "none"}}
+    for text in drafters:
+        name, _, length = text.partition(":")
+        if length and not length.isdecimal():
+            raise UsageError(f"--drafter: {text!r} is neither a name nor a name with a draft length, as ngram:3")
+        if name != "none":
+            arms[text] = {"drafter": name, **({"draft_length": int(length)} if length else {})}
+    return arms
+
+
+def measure(
+    engine: Engine,
+    questions: Iterable[Question],
+    arms: Mapping[str, Mapping[str, Any]],
+    *,
+    repetitions: int,
+    max_new_tokens: int,
+    on_run: Callable[[int], None] = lambda _: None,
+) -> Measured:
+    """Measure; Ctrl-C ends it early with the questions that are complete."""
+    measured = Measured([], {arm: [] for arm in arms}, [])
+    try:
+        for number, question in enumerate(questions):
+            try:
+                # The first question warms up caches and the controller's estimates, so it is asked once more than the others.
+                answers = _ask(engine, question.text, arms, repetitions + (number == 0), max_new_tokens, on_run)
+            except CapacityError as error:
+                measured.skipped.append(f"{question.text[:40]!r}: {error}")
+                continue
+            measured.questions.append(question)
+            for arm, answer in answers.items():
+                measured.answers[arm].append(answer)
+    except KeyboardInterrupt:
+        measured.skipped.append("interrupted: the questions after this were not asked")
+    return measured
+
+
+def _ask(
+    engine: Engine, text: str, arms: Mapping[str, Mapping[str, Any]], repetitions: int, max_new_tokens: int, on_run: Callable[[int], None]
+) -> dict[str, Answer]:
+    results: dict[str, list[Any]] = {arm: [] for arm in arms}
+    for _ in range(repetitions):
+        for arm, options in arms.items():
+            results[arm].append(engine.generate(text, max_new_tokens=max_new_tokens, **options))
+            on_run(1)
+    plain = results[PLAIN][-1].token_ids
+
+    def answer(found: list[Any]) -> Answer:
+        stats = found[-1].stats
+        return Answer(
+            decode_tokens_per_s=statistics.median(result.stats.decode_tokens_per_s for result in found),
+            time_to_first_token_s=statistics.median(result.stats.time_to_first_token_s for result in found),
+            prompt_tokens=stats.prompt_tokens,
+            new_tokens=stats.new_tokens,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            tokens_per_pass=stats.tokens_per_pass,
+            equal=found[-1].token_ids == plain,
+        )
+
+    return {arm: answer(found) for arm, found in results.items()}
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values)) if values and min(values) > 0 else 0.0

@@ -1,0 +1,118 @@
+"""``edgespec bench`` on a bundle made on the fly: what is asked, what is counted, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import edgespec as package
+from edgespec.bench.measure import BASE, PLAIN, arms_of, geometric_mean, measure
+from edgespec.bench.prompts import OWN, Question, read_prompts
+from edgespec.errors import UsageError
+from tests.cli.conftest import Run, assert_one_line_error, edgespec, own_cache
+from tests.helpers.bundles import alphabet_table, make_lookup_bundle
+
+__all__ = ["edgespec", "own_cache"]  # fixtures
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The alphabet, with a draft that knows it."""
+    return make_lookup_bundle(tmp_path / "bundle", draft_table=alphabet_table())
+
+
+def prompts_that_fit(folder: Path) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"category": kind, "turns": [text]}) + "\n" for kind, text in (("one", "abc"), ("two", "xy"))))
+    return path
+
+
+def test_our_own_questions_are_of_several_kinds() -> None:
+    assert len({question.category for question in read_prompts()}) >= 6
+    assert len(read_prompts(OWN, 3)) == 3
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", '{"category": "x"}', '{"turns": []}', '{"turns": [1]}', '{"turns": [" "]}'])
+def test_a_bad_line_is_named_by_its_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"category": "a", "turns": ["b"]}\n\n' + line + "\n")
+    with pytest.raises(UsageError, match="line 3"):
+        read_prompts(path)
+
+
+def test_arms_are_named_by_drafter_and_length() -> None:
+    arms = arms_of(["auto", "ngram:3"])
+    assert list(arms) == [BASE, PLAIN, "auto", "ngram:3"]
+    assert arms["ngram:3"] == {"drafter": "ngram", "draft_length": 3}
+    with pytest.raises(UsageError, match="ngram:x"):
+        arms_of(["ngram:x"])
+
+
+def test_every_arm_answers_every_question_and_counts_add_up(bundle: Path) -> None:
+    questions = [Question("one", "abc"), Question("two", "xyz"), Question("two", "m")]
+    runs: list[int] = []
+    arms = arms_of(["draft:3"])
+    with package.load(bundle, threads=1) as engine:
+        measured = measure(engine, questions, arms, repetitions=2, max_new_tokens=13, on_run=runs.append)
+    assert len(runs) == len(arms) * (2 * 3 + 1)
+    for answers in measured.answers.values():
+        assert [answer.new_tokens for answer in answers] == [13, 13, 13]
+        assert all(answer.equal for answer in answers)
+    # The draft knows the table, so three drafted tokens and one of the target come out of every pass.
+    assert measured.answers["draft:3"][0].tokens_per_pass == 4
+    assert measured.answers[PLAIN][0].tokens_per_pass == 1
+    assert measured.speedup(BASE) == pytest.approx(1)
+    assert measured.categories == ["one", "two"]
+
+
+def test_a_question_that_does_not_fit_is_left_out_and_said(bundle: Path) -> None:
+    with package.load(bundle, threads=1) as engine:
+        measured = measure(engine, [Question("a", "a" * 500), Question("a", "b")], arms_of([]), repetitions=1, max_new_tokens=4)
+    assert [question.text for question in measured.questions] == ["b"]
+    assert "500" in measured.skipped[0]
+
+
+def test_ctrl_c_keeps_what_is_complete(bundle: Path) -> None:
+    runs = 0
+
+    def stop_in_the_third_question(_: int) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 7:  # two arms: four runs of the first question, two of them to warm up, and two of the second
+            raise KeyboardInterrupt
+
+    with package.load(bundle, threads=1) as engine:
+        questions = [Question("a", text) for text in "bcd"]
+        measured = measure(engine, questions, arms_of([]), repetitions=1, max_new_tokens=4, on_run=stop_in_the_third_question)
+    assert [question.text for question in measured.questions] == ["b", "c"]
+    assert {len(answers) for answers in measured.answers.values()} == {2}
+    assert "interrupted" in measured.skipped[0]
+
+
+def test_the_command_prints_json_and_writes_a_report(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "report.html"
+    options = ("--repetitions", "1", "--max-new-tokens", "8", "--drafter", "draft:2", "--threads", "1", "--json", "--html", page)
+    done = edgespec("bench", bundle, "--prompts", prompts_that_fit(tmp_path), *options)
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert set(data["answers"]) == {BASE, PLAIN, "draft:2"}
+    assert all(answer["equal"] for answers in data["answers"].values() for answer in answers)
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert '<span class="drafted">' in text
+    assert not any(loader in text for loader in ("<script", "<link", "<img", "src=", "@import"))  # self-contained
+
+
+def test_bad_input_is_one_line(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
+    assert_one_line_error(edgespec("bench", bundle, "--drafter", "medusa"), "medusa", "ngram")
+    assert_one_line_error(edgespec("bench", bundle, "--prompts", tmp_path / "none.jsonl"), "none.jsonl")
+    assert_one_line_error(edgespec("bench", bundle, "--html", tmp_path / "no" / "such.html"), "no such folder")
+    assert_one_line_error(edgespec("bench", tmp_path / "nothing"), "nothing")
+
+
+def test_the_geometric_mean() -> None:
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1)
+    assert geometric_mean([]) == 0
