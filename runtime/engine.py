@@ -40,6 +40,7 @@ from edgespec.runtime.sampling import Sampler, make_sampler
 from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
+from edgespec.runtime.structured import Grammar, GrammarMaker
 from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class Job:
     options: GenerationOptions
     stats: Stats
     owner: object
+    grammar: Grammar | None
 
 
 def load(
@@ -244,6 +246,7 @@ class Engine:
         if not context:
             raise UsageError("the prompt is empty")
         options.check_ids(self.tokenizer.size, self.manifest.tokenizer.eos_ids)
+        grammar = self._grammars.make(options, len(context)) if options.has_grammar else None
         encoding = time.perf_counter() - started
         target = self._target(options)
         most_tokens(target, len(context), options.max_new_tokens)
@@ -255,13 +258,13 @@ class Engine:
 
         stopped = threading.Event()
         recheck = Recheck(len(context), self.exactness.margin) if names and stats.exactness == "checked" else None
-        job = Job(dataclasses.replace(target, stopped=stopped.is_set, recheck=recheck), names, context, options, stats, owner)
+        job = Job(dataclasses.replace(target, stopped=stopped.is_set, recheck=recheck), names, context, options, stats, owner, grammar)
         return Stream(self._pieces(job, stopped), stopped, stats)
 
     def _pieces(self, job: Job, stopped: threading.Event) -> Generator[Piece]:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
         options, context, model = job.options, job.context, job.target.model
-        sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids)
+        sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids, grammar=job.grammar)
         proposer = self._proposer(job.names, job.target, options, sampler)
         self._check_idle()
         if not self._lock.acquire(blocking=False):
@@ -355,6 +358,11 @@ class Engine:
             capacity = min(self.capacity, spec.capacity)
             self._models[name] = Model(self.path / spec.graph, spec, capacity=capacity, threads=self.threads, providers=self.providers)
         return self._models[name]
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarMaker:
+        spec = self.manifest.tokenizer
+        return GrammarMaker(self.path / spec.file, self.tokenizer.size, spec.eos_ids)
 
     @functools.cached_property
     def _bundle_key(self) -> str:

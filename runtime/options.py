@@ -182,6 +182,10 @@ class GenerationOptions:
                 if getattr(self, name):
                     raise UsageError(f"{name}: contradicts {grammars[0]}, which decides how the text begins and where it ends")
 
+    @property
+    def has_grammar(self) -> bool:
+        return any(getattr(self, name) is not None for name in GRAMMARS)
+
     def check_ids(self, size: int, eos_ids: Sequence[int]) -> None:
         """Compare token ids with a vocabulary of ``size``.
 

@@ -164,6 +164,10 @@ class Sampler:
         if self._shape is None:
             return int(scores.argmax())
         p = self._shape(scores)
+        if len(p.tokens) == 1:
+            return int(
+                p.tokens[0]
+            )  # No random number: whether a forced token is accepted or committed without a pass, a seed goes on alike.
         if self._ratio and any(q is not None for _, q in candidates):
             return reject_recursively(p, candidates, self._rng.random)
         return p.draw(self._rng.random())
