@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from edgespec.runtime.chat import Chat
 from edgespec.runtime.engine import Engine, load
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream
 from edgespec.runtime.verify import VerifyReport, verify
 
-__all__ = ["Engine", "GenerationOptions", "GenerationResult", "Piece", "Stats", "Stream", "VerifyReport", "load", "verify"]
+__all__ = ["Chat", "Engine", "GenerationOptions", "GenerationResult", "Piece", "Stats", "Stream", "VerifyReport", "load", "verify"]

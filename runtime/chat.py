@@ -78,6 +78,13 @@ class Chat:
             raise UsageError(f"turn {turn}: the conversation has {len(places)} messages of the user")
         return self._answer(self._messages[: places[turn]], text, options)
 
+    def undo(self) -> None:
+        """Drop the user's last message and what came after it."""
+        places = [index for index, message in enumerate(self._messages) if message["role"] == "user"]
+        if not places:
+            raise UsageError("nothing was said yet")
+        del self._messages[places[-1] :]
+
     def clear(self) -> None:
         """Forget everything but the system message."""
         self._messages = [message for message in self._messages[:1] if message["role"] == "system"]

@@ -16,43 +16,68 @@ from edgespec.cli.run import ACCEPTED_COLOUR
 from edgespec.errors import CapacityError, EdgespecError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.runtime import Engine, Stats
+    from edgespec.runtime import Chat, Engine, Stats, Stream
 
-HELP = "/exit ends, /clear forgets the conversation, /stats shows figures of the last answer; Ctrl-C stops an answer"
+COMMANDS = {
+    "/help": "shows this",
+    "/stats": "shows figures of the last answer",
+    "/history": "shows the conversation, your messages numbered",
+    "/edit N TEXT": "says TEXT in place of your message N and drops what followed",
+    "/undo": "drops your last message and its answer",
+    "/drafter NAME [K]": "changes who proposes tokens, and how many",
+    "/save FILE": "keeps the conversation with its caches, for --restore",
+    "/clear": "forgets the conversation",
+    "/exit": "ends",
+}
+HINT = "/help shows the commands, /exit ends; Ctrl-C stops an answer"
 
 
 @click.command(short_help="Hold a conversation.")
 @click.argument("bundle", type=BUNDLE)
 @click.option("--system", help="System message.")
+@click.option("--restore", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a conversation that /save kept.")
 @with_options(*GENERATION_OPTIONS, *ENGINE_OPTIONS)
 @click.option("--show-drafts", is_flag=True, help="Colour accepted draft tokens, on a terminal.")
-def chat(bundle: Path, system: str | None, show_drafts: bool, **options: Any) -> None:
+def chat(bundle: Path, system: str | None, restore: Path | None, show_drafts: bool, **options: Any) -> None:
     """Hold a conversation with BUNDLE. In a pipe every line of stdin is a message.
 
-    /exit ends, /clear forgets the conversation, /stats shows figures of the last answer, Ctrl-C stops an answer.
+    Lines that begin with / are commands; /help lists them. Ctrl-C stops an answer and not the program.
     """
     keywords = generation_options(options)
+    if system is not None and restore is not None:
+        raise click.UsageError("--system has no effect with --restore, which brings its own")
     with open_engine(bundle, options) as engine:
         if engine.chat_template is None:
             raise UsageError(f"{bundle}: has no chat template, so it cannot chat; use edgespec run")
-        conversation = Conversation(engine, system, keywords, show_drafts)
+        conversation = Conversation(engine, system, keywords, show_drafts, restore)
         talk(conversation, interactive=sys.stdin.isatty())
 
 
 class Conversation:
-    """The messages so far, and how to get an answer to one more."""
+    """A conversation that is written on stdout."""
 
-    def __init__(self, engine: Engine, system: str | None, keywords: dict[str, Any], show_drafts: bool) -> None:
+    def __init__(
+        self, engine: Engine, system: str | None, keywords: dict[str, Any], show_drafts: bool, restore: Path | None = None
+    ) -> None:
         self._engine = engine
-        self._system = system
-        self._keywords = keywords
         self._show_drafts = show_drafts
-        self.stats: Stats | None = None
-        self.clear()
+        self.chat: Chat = engine.chat(system, **keywords) if restore is None else engine.restore_chat(restore, **keywords)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return self.chat.messages
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        return self._engine.drafters
+
+    @property
+    def stats(self) -> Stats | None:
+        return self.chat.stats
 
     def clear(self) -> None:
         """Forget everything but the system message."""
-        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self.chat.clear()
 
     def answer(self, text: str) -> None:
         """Write the answer to ``text`` on stdout as it comes.
@@ -60,20 +85,37 @@ class Conversation:
         Ctrl-C ends it where it is, and the part that was shown stays in the conversation. A message without an answer
         does not, so that it can be asked again.
         """
-        from edgespec.runtime import Stats
+        self._write(self.chat.send(text))
 
-        self.stats = Stats()
-        messages = [*self.messages, {"role": "user", "content": text}]
-        shown: list[str] = []
-        pieces = self._engine.stream(messages, stats=self.stats, **self._keywords)
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(pieces):
+    def edit(self, number: int, text: str) -> None:
+        """Write the answer to ``text`` in place of the user's message ``number``, from 1."""
+        if number < 1:
+            raise UsageError(f"/edit {number}: messages are numbered from 1, see /history")
+        self._write(self.chat.edit(number - 1, text))
+
+    def use_drafter(self, name: str, length: str = "auto") -> None:
+        """Change the drafter of the answers to come."""
+        if name not in self.drafters:
+            raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(self.drafters)}")
+        if length != "auto" and not length.isdecimal():
+            raise UsageError(f"{length!r} is neither auto nor a number of tokens")
+        self.chat.options |= {"drafter": name, "draft_length": length if length == "auto" else int(length)}
+
+    def history(self) -> str:
+        """The conversation, with numbers for ``/edit``."""
+        lines, number = [], 0
+        for message in self.chat.messages:
+            number += message["role"] == "user"
+            name = f"{number}" if message["role"] == "user" else message["role"]
+            lines.append(f"{name}: {message['content']}")
+        return "\n".join(lines) or "nothing was said yet"
+
+    def _write(self, pieces: Stream) -> None:
+        with contextlib.suppress(KeyboardInterrupt), pieces:
             for piece in pieces:
                 accepted = self._show_drafts and bool(piece.drafted) and all(piece.drafted)
-                shown.append(piece.text)
                 write(piece.text, colour=ACCEPTED_COLOUR if accepted else None)
         write("\n")
-        if shown:
-            self.messages = [*messages, {"role": "assistant", "content": "".join(shown)}]
 
 
 def talk(conversation: Conversation, interactive: bool) -> None:
@@ -81,14 +123,14 @@ def talk(conversation: Conversation, interactive: bool) -> None:
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  Importing it gives input() line editing and history.
-        click.echo(HELP, err=True)
+        click.echo(HINT, err=True)
     while (line := read_line(interactive)) is not None:
         text = line.strip()
         if text == "/exit":
             return
         try:
             handle(conversation, text)
-        except EdgespecError as error:
+        except (EdgespecError, OSError) as error:
             if not interactive:
                 raise
             hint = "; /clear starts a new conversation" if isinstance(error, CapacityError) else ""
@@ -97,14 +139,50 @@ def talk(conversation: Conversation, interactive: bool) -> None:
 
 def handle(conversation: Conversation, text: str) -> None:
     """One line of input: a command, or a message to answer."""
-    if text == "/clear":
+    if not text.startswith("/"):
+        if text:
+            conversation.answer(text)
+        return
+    name, *words = text.split(maxsplit=1)
+    rest = words[0] if words else ""
+    reply = {"/stats": show_stats, "/history": Conversation.history, "/help": show_help}.get(name)
+    if reply is not None:
+        click.echo(reply(conversation), err=True)
+    elif name == "/clear":
         conversation.clear()
-    elif text == "/stats":
-        click.echo(facts(stats_facts(conversation.stats)) if conversation.stats else "no answer yet", err=True)
-    elif text.startswith("/"):
-        click.echo(HELP if text == "/help" else f"no command {text!r}; {HELP}", err=True)
-    elif text:
-        conversation.answer(text)
+    elif name == "/undo":
+        conversation.chat.undo()
+    elif name == "/save":
+        conversation.chat.save(Path(need(rest, "/save FILE")).expanduser())
+        click.echo(f"saved; go on with --restore {rest}", err=True)
+    elif name == "/drafter":
+        conversation.use_drafter(*need(rest, f"/drafter {'|'.join(conversation.drafters)} [K]").split()[:2])
+    elif name == "/edit":
+        number, _, message = need(rest, "/edit N TEXT").partition(" ")
+        if not number.isdecimal() or not message.strip():
+            raise UsageError("/edit N TEXT: say which message, see /history, and what it should be")
+        conversation.edit(int(number), message.strip())
+    else:
+        click.echo(f"no command {name!r}; {HINT}", err=True)
+
+
+def need(rest: str, usage: str) -> str:
+    """What follows a command.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    if not rest:
+        raise UsageError(f"usage: {usage}")
+    return rest
+
+
+def show_stats(conversation: Conversation) -> str:
+    return facts(stats_facts(conversation.stats)) if conversation.stats else "no answer yet"
+
+
+def show_help(_conversation: Conversation) -> str:
+    return facts(list(COMMANDS.items()))
 
 
 def read_line(interactive: bool) -> str | None:

@@ -23,6 +23,33 @@ def draft_length(_context: click.Context, _param: click.Parameter, value: str) -
     return int(value)
 
 
+def logit_bias(_context: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
+    """``ID=NUMBER`` as a mapping."""
+    bias = {}
+    for value in values:
+        token, _, number = value.partition("=")
+        try:
+            bias[int(token)] = float(number)
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} is not a token id and a number, such as 42=-3.5") from error
+    return bias
+
+
+class TextFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A file whose text is the value."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return Path(value).read_text(encoding="utf-8")
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", param, ctx)
+        except UnicodeDecodeError:
+            self.fail(f"{value}: is not a text in UTF-8", param, ctx)
+
+
+TEXT_FILE = TextFile()
 GENERATION_OPTIONS = (
     click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to write."),
     click.option("--drafter", default="auto", show_default=True, metavar="auto|none|ngram|draft", help="Who proposes tokens."),
@@ -40,8 +67,26 @@ GENERATION_OPTIONS = (
     click.option("--temperature", type=float, help="Of --sample: above 1 is wilder, below 1 tamer."),
     click.option("--top-k", type=int, help="Of --sample: draw from the K most likely tokens only."),
     click.option("--top-p", type=float, help="Of --sample: draw from the most likely tokens that hold this share."),
+    click.option("--min-p", type=float, help="Of --sample: draw from tokens with this share of the most likely one's probability."),
+    click.option("--typical-p", type=float, help="Of --sample: draw from tokens of about the expected information, up to this share."),
     click.option("--seed", type=int, help="Of --sample: the same seed draws the same text."),
+    click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and text get less likely."),
+    click.option("--presence-penalty", type=float, help="Subtracted from the score of each token that the answer has."),
+    click.option("--frequency-penalty", type=float, help="Subtracted for each time that the answer has the token."),
+    click.option("--no-repeat-ngram", "no_repeat_ngram_size", type=int, metavar="N", help="No N tokens in a row twice."),
+    click.option("--min-new-tokens", type=int, help="Fewest tokens before the model may end the text."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
+    click.option("--ban-token", "banned_tokens", type=int, multiple=True, metavar="ID", help="Never write this token."),
+    click.option("--logit-bias", type=str, multiple=True, callback=logit_bias, metavar="ID=NUMBER", help="Added to a token's score."),
+    click.option("--json-schema", type=TEXT_FILE, metavar="FILE", help="The answer is JSON that this schema allows."),
+    click.option("--regex", metavar="TEXT", help="The whole answer matches this expression."),
+    click.option("--grammar", type=TEXT_FILE, metavar="FILE", help="The answer follows this grammar, in llguidance's dialect of Lark."),
 )
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+OTHERS = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop", "banned_tokens",
+    "logit_bias", "json_schema", "regex", "grammar",
+)  # fmt: skip
 ENGINE_OPTIONS = (
     click.option("--threads", type=click.IntRange(1), help="Threads of ONNX Runtime."),
     click.option("--memory-budget", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
@@ -65,10 +110,10 @@ def generation_options(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         click.UsageError: an option of sampling without ``--sample``, which would have no effect.
     """
-    sampling = ("temperature", "top_k", "top_p", "seed")
-    given = [name for name in sampling if options[name] is not None]
+    given = [name for name in SAMPLING if options[name] is not None]
     if given and not options["do_sample"]:
         raise click.UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample")
+    given += [name for name in OTHERS if options[name] not in (None, (), {})]
     names = ("max_new_tokens", "drafter", "draft_length", "exactness", "do_sample", *given)
     return {name: options[name] for name in names}
 

@@ -12,7 +12,7 @@ import pytest
 from edgespec.cli.chat import Conversation
 from edgespec.runtime import Engine, load
 from tests.cli.conftest import Run, assert_one_line_error
-from tests.helpers.bundles import make_lookup_bundle
+from tests.helpers.bundles import alphabet_table, make_lookup_bundle
 
 pexpect = pytest.importorskip("pexpect")
 
@@ -89,6 +89,93 @@ def test_an_interrupted_answer_stays_as_far_as_it_was_shown(
     assert conversation.messages[-1] == {"role": "assistant", "content": "abc"}
     conversation.answer("two")
     assert capsys.readouterr().out == "abcdefghi\n"
+
+
+def test_history_editing_and_undoing(edgespec: Run, bundle: Path) -> None:
+    lines = b"one\ntwo\n/history\n/edit 1 other\n/history\n/undo\n/history\n"
+    outcome = edgespec("chat", bundle, "--max-new-tokens", 2, "--system", "brief", stdin=lines)
+    assert outcome.out == "ab\nab\nab\n"
+    assert outcome.err == (
+        "system: brief\n1: one\nassistant: ab\n2: two\nassistant: ab\nsystem: brief\n1: other\nassistant: ab\nsystem: brief\n"
+    )
+
+
+def test_the_drafter_can_be_changed(edgespec: Run, tmp_path: Path) -> None:
+    bundle = make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table(), chat=True)
+    lines = b"one\n/stats\n/drafter draft 3\ntwo\n/stats\n"
+    outcome = edgespec("chat", bundle, "--max-new-tokens", 9, "--drafter", "none", stdin=lines)
+    assert outcome.out == "abcdefghi\nabcdefghi\n"
+    assert "none, exact" in outcome.err
+    assert "draft, draft length 3, exact" in outcome.err
+
+
+def test_saved_and_gone_on_with(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.edgespec"
+    words = ["chat", bundle, "--max-new-tokens", 2]
+    outcome = edgespec(*words, "--system", "brief", stdin=f"one\n/save {file}\n".encode())
+    assert "go on with --restore" in outcome.err
+    outcome = edgespec(*words, "--restore", file, stdin=b"two\n/history\n")
+    assert outcome.err == "system: brief\n1: one\nassistant: ab\n2: two\nassistant: ab\n"
+    assert_one_line_error(edgespec(*words, "--restore", tmp_path / "nothing"), "no such file")
+    assert_one_line_error(edgespec(*words, "--restore", file, "--system", "x"), "no effect with --restore")
+    other = make_lookup_bundle(tmp_path / "other", draft_table=alphabet_table(), chat=True)
+    assert_one_line_error(edgespec("chat", other, "--restore", file), "another bundle")
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("/drafter oracle", "no drafter 'oracle'"),
+        ("/drafter ngram many", "'many' is neither auto nor a number"),
+        ("/drafter", "usage: /drafter auto|none|ngram [K]"),
+        ("/edit", "usage: /edit N TEXT"),
+        ("/edit 0 x", "numbered from 1"),
+        ("/edit 5 x", "has 0 messages of the user"),
+        ("/edit one x", "say which message"),
+        ("/undo", "nothing was said yet"),
+        ("/save", "usage: /save FILE"),
+        ("/save /nowhere/at/all", "No such file or directory"),
+    ],
+)
+def test_commands_that_cannot_be(edgespec: Run, bundle: Path, line: str, part: str) -> None:
+    assert_one_line_error(edgespec("chat", bundle, stdin=line.encode() + b"\n"), part)
+
+
+def test_stop_texts_and_a_schema(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
+    assert edgespec("chat", bundle, "--stop", "ef", "--stop", "zz", stdin=b"x\n").out == "abcd\n"
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"x": {"enum": ["one"]}}, "required": ["x"], "additionalProperties": false}')
+    assert edgespec("chat", bundle, "--json-schema", schema, stdin=b"x\n").out == '{"x": "one"}\n'
+    assert edgespec("chat", bundle, "--regex", "q{3}", stdin=b"x\n").out == "qqq\n"
+
+
+def test_on_a_terminal_commands_go_on_after_mistakes(bundle: Path, tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-m", "edgespec", "chat", str(bundle), "--max-new-tokens", "4", "--stop", "d"], encoding="utf-8", timeout=30
+    )
+    child.expect("> ")
+    for line, answer in (
+        ("/nonsense", "no command"),
+        ("/drafter oracle", "no drafter 'oracle'"),
+        ("hello", "abc"),
+        ("/edit 1 other", "abc"),
+        ("/history", "1: other"),
+        ("/save " + str(tmp_path / "talk"), "saved"),
+        ("/save /nowhere/at/all", "No such file"),
+        ("x" * 300, "the cache holds 256"),
+        ("/undo", ""),
+        ("/history", "nothing was said yet"),
+        ("/help", "/edit N TEXT"),
+    ):
+        child.sendline(line)
+        child.expect_exact(answer)
+        child.expect("> ")
+    child.sendline("/exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert (tmp_path / "talk").is_file()
 
 
 def test_a_bundle_without_template_cannot_chat(edgespec: Run, tmp_path: Path) -> None:

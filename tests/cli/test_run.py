@@ -123,6 +123,16 @@ def test_a_seed_repeats_a_draw(edgespec: Run, tmp_path: Path) -> None:
         (["x", "--sample", "--seed", "-1"], "seed: -1"),
         (["x", "--system", "s", "--no-chat"], "--system needs a chat"),
         (["x", "--json", "--show-drafts"], "no effect with --json"),
+        (["x", "--min-p", "0.1"], "--min-p has no effect without --sample"),
+        (["x", "--stop", ""], "stop"),
+        (["x", "--regex", ""], "regex: '' is not a text"),
+        (["x", "--min-new-tokens", "300"], "min_new_tokens: 300 is more than max_new_tokens"),
+        (["x", "--repetition-penalty", "-1"], "repetition_penalty: -1.0"),
+        (["x", "--no-repeat-ngram", "-1"], "no_repeat_ngram_size: -1"),
+        (["x", "--ban-token", "999"], "banned_tokens: 999 is not a token id"),
+        (["x", "--logit-bias", "5"], "'5' is not a token id and a number"),
+        (["x", "--logit-bias", "5=nan"], "logit_bias"),
+        (["x", "--json-schema", "/nowhere.json"], "/nowhere.json: No such file"),
         (["\udcff", "--no-chat"], "the prompt is not UTF-8"),
     ],
 )
@@ -154,6 +164,14 @@ def test_a_damaged_bundle_is_one_line(edgespec: Run, tmp_path: Path) -> None:
     assert_one_line_error(edgespec("run", bundle, "x"), "target.onnx")
     (bundle / "edgespec.json").write_text('{"format_version": 2}')
     assert_one_line_error(edgespec("run", bundle, "x"), "upgrade edgespec")
+
+
+def test_rules_that_hold_without_sampling(edgespec: Run, bundle: Path) -> None:
+    words = ["a", "--no-chat", "--drafter", "draft", "--draft-length", 3, "--max-new-tokens", 6]
+    assert run_json(edgespec, bundle, *words, "--stop", "ef")["text"] == "bcd"
+    assert run_json(edgespec, bundle, *words, "--stop", "xx", "--stop", "de")["finish_reason"] == "stop"
+    assert "c" not in run_json(edgespec, bundle, *words, "--ban-token", ord("c"))["text"]
+    assert run_json(edgespec, bundle, *words, "--logit-bias", f"{ord('q')}=100")["text"] == "qqqqqq"
 
 
 def test_a_prompt_stays_as_it_was_typed() -> None:
