@@ -3,8 +3,8 @@
     python benchmarks/equality.py BUNDLE QUESTIONS.jsonl [--limit 200] [--new-tokens 32] [--output results.jsonl]
 
 Questions are in Spec-Bench's format, one JSON object a line with ``question_id``, ``category`` and ``turns``; the first turn
-is asked. A result is written after each question, and a question that the output already has is not asked again, so a
-run can be interrupted. Exit code 1 if any text differs.
+is asked. With ``--exactness fast`` the table says how many texts near-ties change. A result is written after each question,
+and a question that the output already has is not asked again, so a run can be interrupted. Exit code 1 if any text differs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edgespec.errors import CapacityError
 from edgespec.runtime.verify import first_difference
 
 
-def compare(engine: edgespec.runtime.Engine, question: dict[str, Any], new_tokens: int) -> dict[str, Any]:  # type: ignore[name-defined]
+def compare(engine: edgespec.runtime.Engine, question: dict[str, Any], new_tokens: int, exactness: str) -> dict[str, Any]:  # type: ignore[name-defined]
     """Plain text of one question, and each drafter's: where it first differs (null if nowhere), accepted drafts, passes."""
     prompt = [{"role": "user", "content": question["turns"][0]}]
-    plain = engine.generate(prompt, drafter="none", max_new_tokens=new_tokens)
+    plain = engine.generate(prompt, drafter="none", max_new_tokens=new_tokens, exactness=exactness)
     found: dict[str, Any] = {"question_id": question["question_id"], "category": question.get("category"), "grade": plain.stats.exactness}
     found |= {"prompt_tokens": plain.stats.prompt_tokens, "new_tokens": plain.stats.new_tokens, "drafters": {}}
     for drafter in engine.drafters:
         if drafter == "none":
             continue
         for length in ("auto",) if drafter == "auto" else ("auto", 3):
-            result = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=new_tokens)
+            result = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=new_tokens, exactness=exactness)
             found["drafters"][f"{drafter}, {length}"] = {
                 "first_difference": first_difference(plain.token_ids, result.token_ids),
                 "accepted": result.stats.accepted,
@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--exactness", choices=["exact", "fast"], default="exact")
     parser.add_argument("--output", type=Path, help="results so far are read from here and new ones added")
     arguments = parser.parse_args()
     questions = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -81,7 +82,7 @@ def main() -> int:
             if question["question_id"] in done:
                 continue
             try:
-                results.append(compare(engine, question, arguments.new_tokens))
+                results.append(compare(engine, question, arguments.new_tokens, arguments.exactness))
             except CapacityError:
                 results.append({"question_id": question["question_id"], "grade": "", "new_tokens": 0, "drafters": {}})
             if arguments.output:

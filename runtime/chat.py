@@ -22,12 +22,10 @@ from edgespec.errors import UsageError
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import Piece, Stream
-from edgespec.runtime.text.chat_template import Message
+from edgespec.runtime.text.chat_template import Message, check_message
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Chat:
         """Options of every turn; those given to a turn come on top."""
         self.stats: Stats | None = None
         """Of the last turn."""
-        self._messages = [check_message(index, message) for index, message in enumerate(messages)]
+        self._messages = [own_message(index, message) for index, message in enumerate(messages)]
         self._spoken: list[Spoken] = []
         """The conversation as it stood after each answer, as far as it still stands."""
         if engine.chat_template is None:
@@ -95,11 +93,11 @@ class Chat:
         self.engine._save_chat(self, Path(path), {"messages": self._messages, "spoken": spoken})
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self._messages = [check_message(index, message) for index, message in enumerate(state["messages"])]
+        self._messages = [own_message(index, message) for index, message in enumerate(state["messages"])]
         self._spoken = [Spoken(str(item["text"]), tuple(self.engine.tokenizer.check(item["ids"]))) for item in state["spoken"]]
 
     def _answer(self, before: Sequence[dict[str, Any]], text: str, options: dict[str, Any]) -> Stream:
-        messages = [*before, check_message(len(before), {"role": "user", "content": text})]
+        messages = [*before, own_message(len(before), {"role": "user", "content": text})]
         template = self.engine.chat_template
         assert template is not None
         prompt = template.render(messages)
@@ -142,19 +140,16 @@ class Chat:
         return ids
 
 
-def check_message(index: int, message: Message) -> dict[str, Any]:
+def own_message(index: int, message: Message) -> dict[str, Any]:
     """``message`` as a dict of its own.
 
     Raises:
-        UsageError: no role that is known, or no content.
+        UsageError: no role that is known, no content, or a user who says nothing.
     """
-    if not hasattr(message, "keys") or "content" not in message:
-        raise UsageError(f"messages[{index}]: expected a role and a content, found {message!r}")
-    role, content = message.get("role"), message["content"]
-    if role not in ROLES:
-        raise UsageError(f"messages[{index}]: no role {role!r}; there are {', '.join(ROLES)}")
-    if isinstance(content, str) and not content and role == "user":
-        raise UsageError(f"messages[{index}]: the message is empty")
+    check_message(index, message)
+    role, content = message["role"], message["content"]
     if role == "user" and not isinstance(content, (str, list)):
         raise UsageError(f"messages[{index}]: expected a text, found {content!r}")
+    if role == "user" and not content:
+        raise UsageError(f"messages[{index}]: the message is empty")
     return dict(message)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ from edgespec.runtime.structured import Grammar, GrammarMaker
 from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 LOOK_UP_MS = 0.01  # a token drafted without a model
 BUSY = "this engine is generating already; finish or close that generation first"
@@ -114,6 +117,7 @@ class Engine:
         self._stop_running: Callable[[], None] | None = None
         self._closed = False
         self._model("target")
+        log.info("%s: %d tokens of context, %d threads, drafters %s", path, self.capacity, threads, ", ".join(self.drafters))
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -124,7 +128,9 @@ class Engine:
     def exactness(self) -> Exactness:
         """Result of this machine's self-test of the target; the first time it takes a second or two and is then cached."""
         self._check_idle()
-        return calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
+        found = calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
+        log.info("self-test of this machine: %s, widths %s, largest difference %.2g", found.grade, found.widths, found.difference)
+        return found
 
     @property
     def cost_curve(self) -> dict[int, float]:
@@ -197,6 +203,8 @@ class Engine:
             raise UsageError(f"{path}: not a saved conversation, or damaged: {error}") from error
         if prefix is not None:
             self._swap.put(chat, prefix)
+        if self._swap.get(chat) is None:
+            log.warning("%s: its cache rows are not of this machine or do not fit; the next turn computes them again", path)
         return chat
 
     def _save_chat(self, chat: Chat, path: Path, state: dict[str, Any]) -> None:
@@ -282,6 +290,9 @@ class Engine:
         finally:
             self._stop_running = None
             self._lock.release()
+            log.debug("generation: %s", job.stats)
+            if job.stats.speculation_off:
+                log.info("speculation was off in the end: %s", job.stats.speculation_off)
 
     def _may_reuse(self, options: GenerationOptions, same_owner: bool) -> bool:
         """Whether cache rows of the generation before are what this one would compute. Under "exact" that needs every
@@ -384,4 +395,8 @@ class Engine:
         self._check_idle()
         with_model = [kind for kind in self.drafters if drafters.model_name(kind, self.manifest) is not None]
         models = {kind: functools.partial(self._draft_model, kind) for kind in with_model}
-        return calibration.costs(self._key, lambda: cost.measure(self._model("target"), models))
+        found = calibration.costs(self._key, lambda: cost.measure(self._model("target"), models))
+        log.info(
+            "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
+        )
+        return found

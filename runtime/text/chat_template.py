@@ -16,6 +16,7 @@ from edgespec.errors import BundleError, UsageError
 from edgespec.manifest import TokenizerSpec
 
 Message = Mapping[str, Any]
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatTemplate:
@@ -42,19 +43,31 @@ class ChatTemplate:
         """The prompt for the assistant's next message.
 
         Raises:
-            UsageError: no messages, a message without role and content, or one that the template refuses.
+            UsageError: no messages, a message without role and content or with a role that there is not, or one that the
+                template refuses.
         """
         if not messages:
             raise UsageError("no messages: give at least one, such as {'role': 'user', 'content': 'Hello'}")
         for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise UsageError(f"messages[{index}]: expected a role and a content, found {message!r}")
+            check_message(index, message)
         try:
             return self._template.render(messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens)
         except _Refused as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # a template can fail in any way that Python can
             raise UsageError(f"{self._path}: the chat template fails on these messages: {type(error).__name__}: {error}") from error
+
+
+def check_message(index: int, message: Message) -> None:
+    """Whether ``message``, the one at ``index``, is one. Many templates pass over a role that they do not know, silently.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+        raise UsageError(f"messages[{index}]: expected a role and a content, found {message!r}")
+    if message["role"] not in ROLES:
+        raise UsageError(f"messages[{index}]: no role {message['role']!r}; there are {', '.join(ROLES)}")
 
 
 class _Refused(Exception):

@@ -204,9 +204,9 @@ def test_a_file_of_another_bundle_or_a_damaged_one(attention: Engine, tmp_path: 
 
 def test_messages_that_are_none(attention: Engine, tmp_path: Path) -> None:
     for messages, message in (
-        ([{"role": "king", "content": "x"}], r"messages\[0\]: no role 'king'; there are system, user, assistant, tool"),
+        ([{"role": "king", "content": "x"}], r"messages\[0\]: no role 'king'; there are system, developer, user, assistant, tool"),
         (["x"], r"messages\[0\]: expected a role"),
-        ([{"role": "user", "content": "x"}, {"content": "x"}], r"messages\[1\]: no role None"),
+        ([{"role": "user", "content": "x"}, {"content": "x"}], r"messages\[1\]: expected a role"),
     ):
         with pytest.raises(UsageError, match=message):
             attention.chat(messages=messages)  # type: ignore[arg-type]

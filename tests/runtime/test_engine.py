@@ -198,6 +198,9 @@ def test_verify_finds_a_drafter_that_changes_the_text(attention: Engine, monkeyp
         ([1.5], {}, "token id 1.5"),
         (3, {}, "expected a text, messages or token ids, found int"),
         ([{"content": "hi"}], {}, r"messages\[0\]: expected a role"),
+        ([{"role": "king", "content": "hi"}], {}, r"messages\[0\]: no role 'king'"),
+        ("hi", {"banned_tokens": [259]}, "banned_tokens: 259 is not a token id from 0 to 258"),
+        ("hi", {"min_new_tokens": -1}, "min_new_tokens: -1"),
         ("hi", {"drafter": "medusa"}, "no drafter 'medusa'; this bundle can run auto, none, ngram, draft"),
         ("hi", {"drafter": "ngram", "draft_length": 8}, "draft_length: 8 is more than 7"),
         ("hi", {"draft_length": 0}, "draft_length: 0"),
@@ -332,3 +335,14 @@ def test_a_drafter_that_did_not_pay_is_still_off_in_the_next_generation(tmp_path
         assert first.stats.drafted >= 4, "it gets its chance"
         assert second.stats.drafted == 0
         assert "no draft length gains" in str(second.stats.speculation_off)
+
+
+def test_what_happens_is_logged_and_nothing_is_printed(
+    attention_bundle: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level("DEBUG", logger="edgespec"), load(attention_bundle, threads=1) as engine:
+        engine.generate("hi", max_new_tokens=3)
+    messages = [record.getMessage() for record in caplog.records]
+    for part in ("256 tokens of context, 1 threads", "self-test of this machine: exact", "milliseconds of a pass", "generation: Stats("):
+        assert any(part in message for message in messages), part
+    assert capsys.readouterr() == ("", "")
