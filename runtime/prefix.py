@@ -7,6 +7,7 @@ the bits that this one makes, so they are left behind and computed again; the co
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -44,7 +45,7 @@ def save(path: Path, prefix: Prefix | None, bundle: str, machine: str, state: di
     """Write ``prefix`` and ``state`` (of JSON types) to ``path``, whole or not at all.
 
     Raises:
-        OSError: the file cannot be written.
+        UsageError: the file cannot be written.
     """
     header = {"format": FORMAT, "bundle": bundle, "machine": machine, "state": state}
     arrays: dict[str, npt.NDArray[Any]] = {}
@@ -52,14 +53,18 @@ def save(path: Path, prefix: Prefix | None, bundle: str, machine: str, state: di
         header |= {"tokens": prefix.tokens, "made": prefix.made}
         arrays = {f"{name}.{index}": array for name, rows in prefix.rows.items() for index, array in enumerate(rows)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    temporary = None
     try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):  # where it has its name
+                os.unlink(temporary)
 
 
 def restore(path: Path, bundle: str, machine: str) -> tuple[Prefix | None, dict[str, Any]]:

@@ -110,7 +110,13 @@ class Grammar:
             processors.only(self._queues[-1][0], row)
             return
         allowed = self._allowed()[: len(row)]
-        row[~allowed] = -np.inf
+        few = np.flatnonzero(allowed)
+        if 8 * len(few) < len(row):
+            kept = row[few]
+            row.fill(-np.inf)
+            row[few] = kept
+        else:
+            np.putmask(row, ~allowed, -np.inf)
 
     def forced(self, text: Text) -> Sequence[int]:
         """Tokens that must come next, in order."""

@@ -183,6 +183,10 @@ def test_a_file_of_another_bundle_or_a_damaged_one(attention: Engine, tmp_path: 
     chat.save(file)
     with load(make_attention_bundle(tmp_path / "other", seed=5, chat=True)) as other, pytest.raises(UsageError, match="another bundle"):
         other.restore_chat(file)
+    for place in (tmp_path / "no" / "folder", tmp_path):
+        with pytest.raises(UsageError, match="cannot be written"):
+            chat.save(place)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
     with pytest.raises(UsageError, match="no such file"):
         attention.restore_chat(tmp_path / "nothing")
     data = file.read_bytes()
