@@ -58,7 +58,6 @@ def attention(
     value: torch.Tensor,
     _mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -73,7 +72,8 @@ def attention(
         raise UnsupportedModelError(f"layer {layer} ({type(module).__name__}) is not causal")
     batch, heads, length, dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[-1]
-    window = sliding_window if sliding_window is not None else getattr(module, "sliding_window", None)
+    # A layer that says None has no window, whatever its module is told of the other layers' (EXAONE-4).
+    window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
     owner = _tape.owner(key)
     if owner is None:
         _tape.keys[layer] = key

@@ -65,14 +65,15 @@ def _steady(module: nn.Module, layer_type: str | None, longest: int) -> int:
 
 
 def _angles(module: nn.Module, layer_type: str | None, length: int) -> torch.Tensor:
-    """cos and sin of the first positions in a pass that ends a text of ``length``. The module is left as it was."""
+    """The angles of the first positions in a pass that ends a text of ``length``. The module is left as it was."""
     probe: Any = copy.copy(module)
     probe._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
     positions = torch.tensor([[*PROBED, length - 1]])
     options = {} if layer_type is None else {"layer_type": layer_type}
     with torch.no_grad():
         try:
-            cos, sin = probe(torch.zeros(1, 1, 1), positions, **options)
+            found = probe(torch.zeros(1, 1, 1), positions, **options)
         except (RuntimeError, IndexError):  # Qwen2.5-VL: a position each in time, height and width
-            cos, sin = probe(torch.zeros(1, 1, 1), positions.expand(3, 1, -1), **options)
-    return torch.stack([cos, sin])[..., : len(PROBED), :]
+            found = probe(torch.zeros(1, 1, 1), positions.expand(3, 1, -1), **options)
+    # cos and sin, or one tensor of complex numbers (Llama-4)
+    return torch.stack(found if isinstance(found, tuple) else (found,))[..., : len(PROBED), :]

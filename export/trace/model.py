@@ -103,6 +103,9 @@ def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
     for index in range(len(layers)):
         if index not in tape.layers and index not in tape.shared:
             raise _no_interface(model, layers, index)
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if "chunked_attention" in kinds:
+        raise UnsupportedModelError(f"{_named(model, layers, kinds.index('chunked_attention'))} attends in chunks, which is not supported")
     own = sorted(tape.layers)
     for index, owner in sorted(tape.shared.items()):
         if index < own[-1]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tests.helpers.bundles import EOS, VOCAB, byte_tokenizer
 
@@ -35,12 +37,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model whose weights are large enough that every part of it shows in the logits."""
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[architecture](**{**BASE, **FAMILIES.get(architecture, {}), **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto_class(architecture).from_config(make_config(architecture, **changes), attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
+
+
+def make_config(architecture: str, **changes: Any) -> Any:
+    """A tiny configuration; ``...`` takes a setting out. A multimodal one has its decoder's settings in ``text_config``."""
+    changes = copy.deepcopy(changes)  # configurations write into the dictionaries that they are given
+    if "text_config" not in changes:
+        return CONFIG_MAPPING[architecture](**_settings({**FAMILIES.get(architecture, {}), **changes}))
+    return CONFIG_MAPPING[architecture](**{**changes, "text_config": _settings(changes["text_config"])})
+
+
+def auto_class(architecture: str) -> Any:
+    """The class of transformers that loads such a model with its head."""
+    return AutoModelForCausalLM if CONFIG_MAPPING[architecture] in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+
+
+def _settings(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**BASE, **changes}.items() if value is not ...}
 
 
 def make_tokenizer(**changes: Any) -> PreTrainedTokenizerFast:
