@@ -52,12 +52,24 @@ class KvLayer:
 
 
 @dataclasses.dataclass(frozen=True)
+class TensorForm:
+    """How one tensor is stored; ``bits`` is 32 for a float tensor."""
+
+    bits: int
+    block_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Quantisation:
-    """How the weights are stored. ``method`` is "none" for float weights, and then ``bits`` is 32."""
+    """How the weights are stored. ``method`` is "none" for float weights, and then ``bits`` is 32.
+
+    ``tensors`` are those that are stored otherwise, by their names in transformers.
+    """
 
     method: str
     bits: int
     block_size: int | None = None
+    tensors: dict[str, TensorForm] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +78,15 @@ class Fidelity:
 
     ``kl`` is the mean KL(float model ‖ exported model) in nats, ``top1`` the share of rows with the same most likely
     token, ``relative_rms`` the rms error of the logits over their standard deviation. ``rows`` is the sample size.
+    ``perplexity`` of the exported model and ``original_perplexity`` are over the same tokens, on text that nothing was fitted to.
     """
 
     kl: float
     top1: float
     relative_rms: float
     rows: int
+    perplexity: float | None = None
+    original_perplexity: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,6 +314,8 @@ def _check(manifest: Manifest, where: str) -> None:
         need(model.max_width <= model.capacity, f"{field}.max_width", model.max_width, "is more than the capacity")
         need(model.kv_dtype in ("float32", "float16"), f"{field}.kv_dtype", model.kv_dtype, "is not float32 or float16")
         need(1 <= model.quantisation.bits <= 32, f"{field}.quantisation.bits", model.quantisation.bits, "is out of range")
+        for tensor, form in (model.quantisation.tensors or {}).items():
+            need(1 <= form.bits <= 32, f"{field}.quantisation.tensors.{_plain(tensor)}.bits", form.bits, "is out of range")
         need(
             model.hidden_states is None or 0 < model.hidden_states <= 2**22,
             f"{field}.hidden_states",

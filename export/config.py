@@ -8,7 +8,9 @@ from pathlib import Path
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 
-WEIGHT_TYPES = ("int4", "int8", "fp32")
+WEIGHT_TYPES = ("int4", "int8", "mixed", "keep", "fp32")
+METHODS = ("gptq", "search", "rtn")
+DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
 LAYERS_PREFIX = "layers:"
 
@@ -21,6 +23,8 @@ class ExportConfig:
     from the target's own first N layers. ``context`` is the largest number of KV rows, by default the model's own
     limit but at most 4096. ``max_width`` is the largest number of new tokens in a verification pass. ``max_kl`` is
     the largest mean KL divergence from the original model, in nats, that is accepted; by default it depends on ``weights``.
+    ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
+    the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     """
 
     target: str
@@ -36,6 +40,9 @@ class ExportConfig:
     quiet: bool = False
     trust_remote_code: bool = False
     max_kl: float | None = None
+    method: str | None = None
+    calibration: Path | None = None
+    target_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("weights", "draft_weights"):
@@ -50,7 +57,15 @@ class ExportConfig:
             raise UsageError(f"--max-width: {self.max_width} is not between 2 and 1024")
         if self.max_kl is not None and not self.max_kl > 0:
             raise UsageError(f"--max-kl: {self.max_kl} is not a positive number of nats")
+        if self.method is not None and self.method not in METHODS:
+            raise UsageError(f"--method: {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
+        if self.target_size is not None and (self.weights != "mixed" or self.target_size < 1):
+            raise UsageError("--target-size: needs --weights mixed and a positive number of bytes")
         early_exit_layers(self.draft)
+
+    def method_for(self, weights: str) -> str:
+        """How weights of this type are quantised."""
+        return self.method or DEFAULT_METHODS.get(weights, "search")
 
     @property
     def draft_layers(self) -> int | None:

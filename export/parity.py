@@ -1,12 +1,16 @@
 """The export's proof: the bundle's graph, run as users run it, against the original model in torch.
 
-Real token sequences go through prefill, a verification pass on the past of which a part is rejected, and then on from
-the rollback. What differs is then either quantisation, which has a limit per weight type, or a mistake, which is far above it.
+Held text goes through prefill in one go; three samples also go through prefill, a verification pass on the past of which
+a part is rejected, and then on from the rollback. What differs is then either quantisation, which has a limit per
+weight type, or a mistake, which is far above it. Part of the text is written by the exported model itself: its own
+words are what most of its tokens will stand behind.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +19,17 @@ import torch
 
 from edgespec.errors import ExportError
 from edgespec.export.checkpoint import Checkpoint
-from edgespec.export.reference import reference_logits
+from edgespec.export.corpus import HELD
+from edgespec.export.reference import Reference
 from edgespec.manifest import Fidelity, ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
-SAMPLES = (
-    "The old lighthouse keeper counted the ships each evening and wrote their names in a ledger. When the fog came in "
-    "from the north he lit the second lamp, rang the bell every minute, and waited until the last one had passed the reef.",
-    "def mean(values):\n    if not values:\n        raise ValueError('mean of no values')\n    total = 0.0\n"
-    "    for value in values:\n        total += value\n    return total / len(values)\n\nprint(mean([1, 2, 3]))\n",
-    "To make bread you need flour, water, salt and yeast. First mix the flour with the salt. Second, dissolve the yeast in "
-    "warm water. Third, knead the dough for ten minutes and let it rest for an hour. Finally, bake it at 220 degrees.",
-)
+SAMPLES = HELD[:3]  # these are also rolled back
 ROWS_PER_SAMPLE = 60
+MAX_ROWS = 192  # of one text
+ROWS_AT_ONCE = 32  # compared at a time: a row of logits is large, and several copies are made
+WRITTEN, WRITTEN_TOKENS = 3, 64  # texts that the model goes on writing, and how far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,34 +40,77 @@ class Limits:
     relative_rms: float
 
 
-# Measured on SmolLM2-135M (docs/log.md); a transposed, swapped or missing tensor gives a KL of several nats. A model with
-# random weights has nearly equal probabilities, hence no KL to speak of: there the second limit is the one that counts.
-LIMITS = {"fp32": Limits(1e-4, 2e-3), "int8": Limits(0.05, 0.15), "int4": Limits(0.8, 0.6)}
+# Measured on SmolLM2-135M (docs/quantisation.md); a transposed, swapped or missing tensor gives a KL of several nats. A model
+# with random weights has nearly equal probabilities, hence no KL to speak of: there the second limit is the one that counts.
+LIMITS = {
+    "fp32": Limits(1e-4, 2e-3),
+    "int8": Limits(0.05, 0.15),
+    "keep": Limits(0.05, 0.15),
+    "int4": Limits(0.8, 0.6),
+    "mixed": Limits(0.8, 0.6),
+}
 
 
-def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, ids: list[list[int]]) -> Fidelity:
-    """Measure a model of the bundle on token sequences.
+def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, texts: Sequence[list[int]]) -> Fidelity:
+    """Measure a model of the bundle.
 
     Args:
         graph: the ONNX file, its weights beside it.
         spec: the model's entry in the manifest.
         checkpoint: where the original's weights are.
         config: of the original model; a shallow one for an early-exit draft.
-        ids: token sequences of at least four tokens each.
+        texts: token sequences of at least four tokens each, the samples first.
     """
-    length = min(ROWS_PER_SAMPLE, spec.capacity, *(len(sequence) for sequence in ids))
-    plans = [_Plan.of(sequence[:length], spec.vocab_size) for sequence in ids]
-    # All sequences in one batch: the original reads its weights from disk once per call.
-    batch = torch.tensor([row for plan in plans for row in (plan.ids, plan.other)])
-    reference = reference_logits(checkpoint, config, batch).numpy()
     model = Model(graph, spec, capacity=min(spec.capacity, 256), threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    parts = [compare(plan.wanted(*reference[2 * index : 2 * index + 2]), plan.run(model)) for index, plan in enumerate(plans)]
+    held = [text[: min(MAX_ROWS, model.capacity)] for text in texts]
+    plans = [_Plan.of(text[:ROWS_PER_SAMPLE], spec.vocab_size) for text in held[: len(SAMPLES)]]
+    held += [_go_on(model, text, seed) for seed, text in enumerate(held[-WRITTEN:])]
+    sequences = [row for plan in plans for row in (plan.ids, plan.other)] + held
+    reference = Reference(checkpoint, config, sequences)
+    parts = []
+    for index, plan in enumerate(plans):
+        parts.append(compare(plan.wanted(reference.logits(2 * index), reference.logits(2 * index + 1)), plan.run(model)))
+    for index, text in enumerate(held, 2 * len(plans)):
+        parts.append(compare(reference.logits(index), _prefill(model, text), np.array(text[1:])))
+    return _mean(parts)
+
+
+def _mean(parts: list[Fidelity]) -> Fidelity:
+    """Over rows; perplexities are means of logarithms."""
     rows = sum(part.rows for part in parts)
+    kl, top1, rms = (sum(getattr(part, name) * part.rows for part in parts) / rows for name in ("kl", "top1", "relative_rms"))
+    predicted = [part for part in parts if part.perplexity and part.original_perplexity]
+    tokens = sum(part.rows - 1 for part in predicted)
+    if not tokens:
+        return Fidelity(kl, top1, rms, rows)
+    ours, original = (
+        math.exp(sum(math.log(getattr(part, name)) * (part.rows - 1) for part in predicted) / tokens)
+        for name in ("perplexity", "original_perplexity")
+    )
+    return Fidelity(kl, top1, rms, rows, ours, original)
 
-    def mean(name: str) -> float:
-        return float(sum(getattr(part, name) * part.rows for part in parts) / rows)
 
-    return Fidelity(mean("kl"), mean("top1"), mean("relative_rms"), rows)
+def _chunks(model: Model, count: int) -> Iterator[slice]:
+    for start in range(0, count, model.max_pass):
+        yield slice(start, min(start + model.max_pass, count))
+
+
+def _prefill(model: Model, ids: list[int]) -> np.ndarray:
+    """Logits ``[n, V]`` of a whole text."""
+    model.keep(0)
+    return np.concatenate([model.run(ids[part], range(len(ids[part]))).copy() for part in _chunks(model, len(ids))])
+
+
+def _go_on(model: Model, text: list[int], seed: int) -> list[int]:
+    """The first half of a text, as far as there is room, and what the model writes after it, sampled at temperature 1."""
+    rng = np.random.default_rng(seed)
+    ids = text[: max(2, min(len(text) // 2, model.capacity - WRITTEN_TOKENS - 1))]
+    logits = _prefill(model, ids)[-1]
+    for _ in range(min(WRITTEN_TOKENS, model.capacity - len(ids) - 1)):
+        weights = np.exp(logits.astype(np.float64) - logits.max())
+        ids = [*ids, int(rng.choice(len(weights), p=weights / weights.sum()))]
+        logits = model.run(ids[-1:], [0])[0]
+    return ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +150,24 @@ class _Plan:
         return np.concatenate([right[: self.prefill], wrong[self.prefill : self.drafted], right[self.kept :]])
 
 
-def compare(wanted: np.ndarray, found: np.ndarray) -> Fidelity:
-    """Both ``[rows, V]``."""
-    p, q = (torch.log_softmax(torch.from_numpy(rows).double(), -1) for rows in (wanted, found))
-    kl = (p.exp() * (p - q)).sum(-1).mean()
-    error = (found - wanted) - (found - wanted).mean(-1, keepdims=True)  # a shift of all logits changes nothing
-    return Fidelity(
-        kl=max(0.0, float(kl)),
-        top1=float((wanted.argmax(-1) == found.argmax(-1)).mean()),
-        relative_rms=float(np.sqrt((error**2).mean()) / wanted.std(-1).mean()),
-        rows=len(wanted),
-    )
+def compare(wanted: np.ndarray, found: np.ndarray, following: np.ndarray | None = None) -> Fidelity:
+    """Both ``[rows, V]``; ``following`` int ``[rows - 1]`` are the tokens that come next, for the perplexities."""
+    kl, error, spread, losses = 0.0, 0.0, 0.0, np.zeros(2)
+    for start in range(0, len(wanted), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        p, q = (torch.log_softmax(torch.from_numpy(rows[part]), -1) for rows in (wanted, found))
+        kl += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+        difference = found[part] - wanted[part]
+        difference -= difference.mean(-1, keepdims=True)  # a shift of all logits changes nothing
+        error += float(np.square(difference).mean(-1, dtype=np.float64).sum())
+        spread += float(wanted[part].std(-1, dtype=np.float64).sum())
+        if following is not None:
+            index = torch.from_numpy(following[part])[:, None]
+            losses -= [float(rows[: len(index)].gather(1, index).double().sum()) for rows in (q, p)]
+    rows = len(wanted)
+    perplexities = [math.exp(min(300.0, loss / len(following))) for loss in losses] if following is not None and len(following) else []
+    top1 = float((wanted.argmax(-1) == found.argmax(-1)).mean())
+    return Fidelity(max(0.0, kl / rows), top1, math.sqrt(error / rows) / (spread / rows), rows, *perplexities)
 
 
 def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None) -> None:

@@ -25,8 +25,9 @@ from edgespec.errors import CapacityError, CheckpointError, ExportError, UsageEr
 from edgespec.export import parity
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
+from edgespec.export.corpus import HELD
 from edgespec.export.passes import pipeline
-from edgespec.export.recipe import Scheme
+from edgespec.export.quantise.choice import Choice, choose
 from edgespec.export.reference import shallow_config
 from edgespec.export.standins import dense_experts
 from edgespec.export.tokenizer import Tokenizer
@@ -41,22 +42,21 @@ from edgespec.manifest import (
     Fidelity,
     Manifest,
     ModelSpec,
-    Quantisation,
     Source,
     parse_manifest,
 )
 
 WEIGHTS_FILE = "weights.bin"
-BITS = {"int4": 4, "int8": 8}
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """An open checkpoint with its traced graph, and what has been proven of its exports by quantisation and depth."""
+    """An open checkpoint with its traced graph, how its weights are quantised by their type, and what has been proven by type and depth."""
 
     checkpoint: Checkpoint
     traced: Traced
-    proven: dict[tuple[Quantisation, int], Fidelity] = dataclasses.field(default_factory=dict)
+    proven: dict[tuple[str, int], Fidelity] = dataclasses.field(default_factory=dict)
+    choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
         if draft_decoder is not None:
             models["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
             drafters.append(DrafterSpec("draft", model="draft"))
-    sequences = [prepared.tokenizer.encode(text) for text in parity.SAMPLES]
+    sequences = [prepared.tokenizer.encode(text) for text in HELD]
     for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
         if decoder is not None:
             models[name] = _prove(name, folder, models[name], decoder, config, sequences)
@@ -134,12 +134,14 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
 def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepared, decoder: Decoder, layers: int | None) -> ModelSpec:
     """Rewrite a copy of the traced graph, write its weights and save it; ``layers`` for an early exit."""
     config = prepared.config
-    kind = config.draft_weights if name == "draft" and config.draft_weights else config.weights
-    scheme = Scheme(BITS[kind], config.block_size) if kind in BITS else None
+    kind = _weights_of(name, config)
+    if kind not in decoder.choices:
+        decoder.choices[kind] = choose(kind, config, decoder.checkpoint, prepared.tokenizer, name)
+    choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
-    pipeline(scheme, layers)(model)
+    pipeline(choice.plan, layers)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
-        weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None)
+        weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
     ir.save(model, folder / f"{name}.onnx")
     origin, traced = decoder.checkpoint.origin, decoder.traced
@@ -152,13 +154,18 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
         hidden_size=traced.hidden_size,
         capacity=prepared.capacity,
         max_width=min(config.max_width, prepared.capacity),
-        quantisation=Quantisation("search", scheme.bits, scheme.block) if scheme else Quantisation("none", 32),
+        quantisation=choice.quantisation,
         source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
     )
 
 
+def _weights_of(name: str, config: ExportConfig) -> str:
+    return config.draft_weights if name == "draft" and config.draft_weights else config.weights
+
+
 def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]) -> ModelSpec:
-    key = (spec.quantisation, len(spec.layers))
+    kind = _weights_of(name, config)
+    key = (kind, len(spec.layers))
     if key not in decoder.proven:
         with _step(f"{name}: comparing with the original", config.quiet):
             original = decoder.checkpoint.config_copy()
@@ -166,7 +173,6 @@ def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: E
                 original = shallow_config(original, len(spec.layers))
             decoder.proven[key] = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences)
     fidelity = decoder.proven[key]
-    kind = "fp32" if spec.quantisation.bits == 32 else f"int{spec.quantisation.bits}"
     parity.require(name, fidelity, kind, config.max_kl)
     return dataclasses.replace(spec, fidelity=fidelity)
 

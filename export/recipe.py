@@ -24,6 +24,25 @@ class Scheme:
 
 
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which scheme each tensor gets: ``default``, or another by the tensor's name. None keeps a tensor float."""
+
+    default: Scheme | None
+    exceptions: tuple[tuple[str, Scheme | None], ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan | Scheme | None) -> Plan:
+        return plan if isinstance(plan, Plan) else cls(plan)
+
+    def scheme(self, name: str) -> Scheme | None:
+        return dict(self.exceptions).get(name, self.default)
+
+    def of_recipe(self, recipe: Recipe) -> Scheme | None:
+        """The scheme of a recipe, whose sources have the same one."""
+        return self.scheme(recipe.sources[0])
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """One change of layout: ``op`` is "transpose" with a permutation or "reshape" with a shape."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.hooks import attach_align_device_hook
 
@@ -13,14 +15,19 @@ from edgespec.export.trace.model import build_empty, tied_names
 
 
 class _FloatWeights(Mapping[str, torch.Tensor]):
-    """A checkpoint as float32, under every name that the model has for a tensor."""
+    """A checkpoint as float32, under every name that the model has for a tensor. The one read last is kept: the head is read often."""
 
     def __init__(self, checkpoint: Checkpoint, tied: dict[str, str]) -> None:
         self._checkpoint = checkpoint
         self._tied = tied
+        self._last: tuple[str, torch.Tensor] | None = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._checkpoint.read_float(self._tied.get(name, name))
+        first = self._tied.get(name, name)
+        if self._last is None or self._last[0] != first:
+            self._last = None
+            self._last = (first, self._checkpoint.read_float(first))
+        return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tied)
@@ -29,18 +36,46 @@ class _FloatWeights(Mapping[str, torch.Tensor]):
         return len(self._tied)
 
 
-def reference_logits(checkpoint: Checkpoint, config: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of the original model: ids int64 ``[B, n]`` -> float32 ``[B, n, V]``.
+class Reference:
+    """Logits of the original model for token sequences of any lengths.
 
     Every module reads its weights when it is called and drops them after, so this needs one pass over the checkpoint
-    and the memory of its largest module.
+    and the memory of its largest module. Only the hidden states of all sequences are kept; logits are made of them when
+    they are asked for, one sequence at a time.
     """
-    model = build_empty(config, attention="eager")
-    weights = _FloatWeights(checkpoint, tied_names(model))
-    attach_align_device_hook(model, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits.float()
+
+    def __init__(self, checkpoint: Checkpoint, config: Any, sequences: Sequence[list[int]]) -> None:
+        self._model = build_empty(config, attention="eager")
+        weights = _FloatWeights(checkpoint, tied_names(self._model))
+        attach_align_device_hook(self._model, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+        self._lengths = [len(sequence) for sequence in sequences]
+        # Short ones are filled up at the end, where causal attention sees nothing of it.
+        longest = max(self._lengths)
+        self._ids = torch.tensor([[*sequence, *[sequence[-1]] * (longest - len(sequence))] for sequence in sequences])
+        # A model that is its own base has no head apart from it and runs anew for every sequence.
+        self._outputs: Any = None
+        if self._model.base_model is not self._model:
+            with torch.no_grad():
+                self._outputs = self._model.base_model(input_ids=self._ids, use_cache=False)
+
+    def logits(self, index: int) -> np.ndarray:
+        """float32 ``[n, V]`` of one sequence."""
+        ids = self._ids[index : index + 1, : self._lengths[index]]
+        if self._outputs is None:
+            return self._run(ids)
+        outputs = copy.copy(self._outputs)
+        outputs["last_hidden_state"] = self._outputs.last_hidden_state[index : index + 1, : ids.shape[1]]
+        base, forward = self._model.base_model, self._model.base_model.forward
+        base.forward = lambda *_args, **_kwargs: outputs  # what is left of the model's own forward is the head and its scaling
+        try:
+            return self._run(ids)
+        finally:
+            base.forward = forward
+
+    def _run(self, ids: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits
+        return logits[0].float().numpy()
 
 
 def shallow_config(config: Any, layers: int) -> Any:

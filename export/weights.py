@@ -16,11 +16,15 @@ import onnx_ir as ir
 import torch
 
 from edgespec.export.checkpoint import Checkpoint
-from edgespec.export.quantise import quantise
-from edgespec.export.recipe import KEY, Recipe, get_recipe
+from edgespec.export.quantise import Quantised, join, quantise
+from edgespec.export.recipe import KEY, Recipe, Scheme, get_recipe
 
 ALIGNMENT = 4096  # a page, so that ONNX Runtime can map each tensor where it lies
 SMALL = 1024  # smaller tensors are not mapped apart and only need their type's alignment
+
+
+Ready = Callable[[str, Scheme], Quantised | None]
+"""A tensor that is quantised already, by its name, if there is one in that scheme."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +47,19 @@ class WeightFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
 
-    def fill(self, graph: ir.Graph, checkpoint: Checkpoint, on_tensor: Callable[[int], None] | None = None) -> None:
+    def fill(
+        self,
+        graph: ir.Graph,
+        checkpoint: Checkpoint,
+        on_tensor: Callable[[int], None] | None = None,
+        ready: Ready | None = None,
+        method: str = "search",
+    ) -> None:
         """Write what the graph's recipes describe and point its initializers there.
 
         ``on_tensor`` is told of the number of initializers done, for a progress bar. Tensors of another ``checkpoint``
-        are other tensors, though they may bear the same names.
+        are other tensors, though they may bear the same names. What ``ready`` has is taken from it, the rest is
+        quantised by ``method``.
         """
         for value in list(graph.initializers.values()):
             recipe = get_recipe(value)
@@ -55,7 +67,7 @@ class WeightFile:
                 continue
             key = (checkpoint.origin.name, recipe)
             if key not in self._places:
-                for part, array in _make(recipe, checkpoint).items():
+                for part, array in _make(recipe, checkpoint, ready, method).items():
                     self._places[checkpoint.origin.name, dataclasses.replace(recipe, part=part)] = self._append(array)
             self._point(value, self._places[key])
             del value.metadata_props[KEY]
@@ -87,8 +99,13 @@ def count_recipes(graph: ir.Graph) -> int:
     return sum(get_recipe(value) is not None for value in graph.initializers.values())
 
 
-def _make(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: str) -> dict[str, np.ndarray]:
     """All parts that come from the same sources and scheme."""
+    if ready and recipe.scheme and not recipe.layout and not recipe.offset:
+        scheme = recipe.scheme
+        found = [quantised for name in recipe.sources if (quantised := ready(name, scheme)) is not None]
+        if len(found) == len(recipe.sources):
+            return _parts(join(found))
     tensors = [_laid_out(checkpoint.read_float(name), recipe) for name in recipe.sources]
     joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     del tensors
@@ -96,7 +113,10 @@ def _make(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         joined = joined + recipe.offset
     if recipe.scheme is None:
         return {"float": joined.numpy()}
-    quantised = quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme)
+    return _parts(quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme, method))
+
+
+def _parts(quantised: Quantised) -> dict[str, np.ndarray]:
     return {"data": quantised.data.numpy(), "scales": quantised.scales.numpy(), "zero_points": quantised.zero_points.numpy()}
 
 

@@ -13,7 +13,8 @@ from edgespec.errors import UsageError
 if TYPE_CHECKING:
     from edgespec.export.config import ExportConfig
 
-WEIGHTS = click.Choice(["int4", "int8", "fp32"])
+WEIGHTS = click.Choice(["int4", "int8", "mixed", "keep", "fp32"])
+METHODS = click.Choice(["gptq", "search", "rtn"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
 
 
@@ -24,6 +25,9 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
 @click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
 @click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale.")
+@click.option("--method", type=METHODS, help="How weights are rounded; gptq for 4 bits and search for 8 unless given.")
+@click.option("--calibration", type=click.Path(path_type=Path), help="Text file for gptq; the project's own text unless given.")
+@click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
 @click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
 @click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
 @click.option("--max-kl", type=float, help="Fail if the exported target diverges more than this from the original, in nats.")
@@ -63,6 +67,8 @@ def run_export(options: dict[str, Any]) -> None:
     fidelity = manifest.target.fidelity
     if fidelity:
         lines.insert(3, ("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} of {fidelity.rows} rows"))
+        if fidelity.perplexity and fidelity.original_perplexity:
+            lines.insert(4, ("perplexity", f"{fidelity.perplexity:.4g}, of the original {fidelity.original_perplexity:.4g}"))
     click.echo(facts(lines), err=True)
     click.echo(f"next: edgespec run {config.output} 'Hello'", err=True)
 

@@ -64,6 +64,8 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
     if model.fidelity:
         fidelity = model.fidelity
         pairs.append(("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} ({fidelity.rows} rows)"))
+        if fidelity.perplexity and fidelity.original_perplexity:
+            pairs.append(("perplexity", f"{fidelity.perplexity:.4g}, of the original {fidelity.original_perplexity:.4g}"))
     if model.pass_ms:
         pairs.append(("pass cost", ", ".join(f"{width}: {cost:.2f} ms" for width, cost in model.pass_ms.items())))
     return pairs
@@ -73,7 +75,8 @@ def quantisation_text(quantisation: Quantisation) -> str:
     if quantisation.method == "none":
         return "float"
     block = f", blocks of {quantisation.block_size}" if quantisation.block_size else ""
-    return f"{quantisation.bits} bits{block} ({quantisation.method})"
+    others = f", {len(quantisation.tensors)} tensors otherwise" if quantisation.tensors else ""
+    return f"{quantisation.bits} bits{block} ({quantisation.method}){others}"
 
 
 def kv_text(layers: tuple[KvLayer, ...]) -> str:

@@ -22,11 +22,12 @@ from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
 from edgespec.export.passes.remove_markers import RemoveMarkers
 from edgespec.export.passes.tidy import Tidy
-from edgespec.export.recipe import Scheme
+from edgespec.export.recipe import Plan, Scheme
 
 
-def pipeline(scheme: Scheme | None, early_exit: int | None = None) -> ir.passes.Sequential:
-    """The passes in order; ``scheme`` quantises the weights, ``early_exit`` keeps that many layers."""
+def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> ir.passes.Sequential:
+    """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers."""
+    plan = Plan.of(plan)
     cut = [EarlyExit(early_exit)] if early_exit is not None else []
     return ir.passes.Sequential(
         *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
@@ -37,12 +38,12 @@ def pipeline(scheme: Scheme | None, early_exit: int | None = None) -> ir.passes.
         FoldOffsets(),  # after folding, when offsets are plain constants
         FlattenHeads(),  # puts its transposes where the model's own ones meet them
         CancelLayout(),  # needs constant shapes
-        MergeProjections(),  # before lowering, while weights are one value each
+        MergeProjections(plan),  # before lowering, while weights are one value each
         FuseSkipNorm(),  # before LowerNorm
         LowerNorm(),
         LowerRotary(),
         LowerAttention(),
-        LowerExperts(scheme),
-        LowerWeights(scheme),
+        LowerExperts(plan.default),
+        LowerWeights(plan),
         Tidy(),  # what the rewrites left over
     )

@@ -15,17 +15,17 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, fixed_shape, replace, replace_value
-from edgespec.export.recipe import Scheme, get_recipe, weight
+from edgespec.export.recipe import Plan, Scheme, get_recipe, weight
 
 ACCURACY_LEVEL = 4
 
 
 class LowerWeights(GraphPass):
-    """``scheme`` None keeps the weights float."""
+    """``plan`` says how each matrix is quantised; None keeps all of them float."""
 
-    def __init__(self, scheme: Scheme | None) -> None:
+    def __init__(self, plan: Plan | Scheme | None) -> None:
         super().__init__()
-        self.scheme = scheme
+        self.plan = Plan.of(plan)
 
     def edit(self, graph: ir.Graph) -> bool:
         linears, embeddings = list(dialect_nodes(graph, "Linear")), list(dialect_nodes(graph, "Embedding"))
@@ -44,30 +44,33 @@ class LowerWeights(GraphPass):
     def _product(self, graph: ir.Graph, node: ir.Node) -> ir.Node:
         x, matrix = node.inputs[:2]
         assert matrix is not None
-        if self.scheme is None or get_recipe(matrix) is None:
+        recipe = get_recipe(matrix)
+        scheme = self.plan.of_recipe(recipe) if recipe else None
+        if scheme is None:
             return ir.node("FusedMatMul", [x, matrix], {"transB": 1}, domain=MICROSOFT, version=1)
         rows, columns = fixed_shape(matrix)
-        data, scales, zeros = quantised_parts(graph, matrix, self.scheme)
-        attributes = {"K": columns, "N": rows, "bits": self.scheme.bits, "block_size": self.scheme.block, "accuracy_level": ACCURACY_LEVEL}
+        data, scales, zeros = quantised_parts(graph, matrix, scheme)
+        attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.block, "accuracy_level": ACCURACY_LEVEL}
         return ir.node("MatMulNBits", [x, data, scales, zeros], attributes, domain=MICROSOFT, version=1)
 
     def _lookup(self, graph: ir.Graph, node: ir.Node) -> None:
         ids, table = node.inputs
         assert table is not None
         recipe = get_recipe(table)
-        if self.scheme is None or recipe is None:
+        scheme = self.plan.of_recipe(recipe) if recipe else None
+        if recipe is None or scheme is None:
             replace(graph, node, ir.node("Gather", [table, ids], {"axis": 0}))
             return
         rows, columns = fixed_shape(table)
-        _, scales, zeros = quantised_parts(graph, table, self.scheme)
-        blocks = math.ceil(columns / self.scheme.block)
+        _, scales, zeros = quantised_parts(graph, table, scheme)
+        blocks = math.ceil(columns / scheme.block)
         # The bytes of the head's data with the two last axes taken as one: a second initializer at the same offset.
-        width = blocks * self.scheme.block * self.scheme.bits // 8
-        name = f"{table.name}.rows{self.scheme.bits}"
-        data = weight(graph, name, ir.DataType.UINT8, (rows, width), recipe.quantised(self.scheme, "data"))
-        attributes = {"bits": self.scheme.bits, "block_size": self.scheme.block, "gather_axis": 0, "quantize_axis": 1}
+        width = blocks * scheme.block * scheme.bits // 8
+        name = f"{table.name}.rows{scheme.bits}"
+        data = weight(graph, name, ir.DataType.UINT8, (rows, width), recipe.quantised(scheme, "data"))
+        attributes = {"bits": scheme.bits, "block_size": scheme.block, "gather_axis": 0, "quantize_axis": 1}
         lookup = ir.node("GatherBlockQuantized", [data, ids, scales, zeros], attributes, domain=MICROSOFT, version=1)
-        if blocks * self.scheme.block == columns:
+        if blocks * scheme.block == columns:
             replace(graph, node, lookup)
             return
         zero, end, axis = (constant(graph, f"int_{value}", np.array([value], np.int64)) for value in (0, columns, 2))

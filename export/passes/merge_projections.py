@@ -11,11 +11,17 @@ import dataclasses
 import onnx_ir as ir
 
 from edgespec.export.passes.base import GraphPass, dialect_nodes, fixed_shape
-from edgespec.export.recipe import Recipe, get_recipe, weight
+from edgespec.export.recipe import Plan, Recipe, Scheme, get_recipe, weight
 from edgespec.export.trace import dialect
 
 
 class MergeProjections(GraphPass):
+    """``plan`` says how weights will be quantised: only those that are alike can be merged."""
+
+    def __init__(self, plan: Plan | Scheme | None = None) -> None:
+        super().__init__()
+        self.plan = Plan.of(plan)
+
     def edit(self, graph: ir.Graph) -> bool:
         groups: dict[ir.Value, list[ir.Node]] = collections.defaultdict(list)
         for node in dialect_nodes(graph, "Linear"):
@@ -25,7 +31,7 @@ class MergeProjections(GraphPass):
         for nodes in groups.values():
             alike: dict[tuple[object, ...], list[ir.Node]] = collections.defaultdict(list)
             for node in nodes:
-                alike[_kind(node)].append(node)
+                alike[_kind(node, self.plan)].append(node)
             for kind, same in alike.items():
                 if len(same) > 1 and None not in kind:
                     _merge(graph, same)
@@ -33,10 +39,10 @@ class MergeProjections(GraphPass):
         return changed
 
 
-def _kind(node: ir.Node) -> tuple[object, ...]:
+def _kind(node: ir.Node, plan: Plan) -> tuple[object, ...]:
     """What must be equal in projections that are merged: how weight, and bias where there is one, are made. None where not known."""
     recipes = [get_recipe(value) for value in node.inputs[1:]]
-    return tuple(recipe and dataclasses.replace(recipe, sources=()) for recipe in recipes)
+    return tuple(recipe and dataclasses.replace(recipe, sources=(), scheme=plan.of_recipe(recipe)) for recipe in recipes)
 
 
 def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.export.passes.lower_weights import LowerWeights
-from edgespec.export.quantise import dequantise, quantise
+from edgespec.export.quantise import dequantise, gptq, join, quantise
 from edgespec.export.quantise.blockwise import pack, unpack
-from edgespec.export.recipe import Recipe, Scheme, get_recipe, weight
+from edgespec.export.quantise.gptq import inverse_factor
+from edgespec.export.recipe import Plan, Recipe, Scheme, get_recipe, weight
 from edgespec.export.trace import dialect
 
 SCHEMES = [Scheme(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
@@ -60,6 +61,46 @@ def test_error_is_within_half_a_step(scheme: Scheme) -> None:
 def test_constant_and_zero_blocks_are_exact() -> None:
     w = torch.cat([torch.zeros(4, 64), torch.full((4, 64), 0.5), torch.full((4, 64), -3.0)])
     assert torch.allclose(dequantise(quantise(w, Scheme(4, 32))), w, atol=1e-6)
+
+
+def correlated_inputs(columns: int, samples: int = 2000) -> torch.Tensor:
+    """Inputs as in a network: few directions carry most of the power."""
+    generator = torch.Generator().manual_seed(1)
+    mixing = torch.randn(columns, columns, generator=generator) * torch.logspace(0, -1.5, columns)[:, None]
+    return torch.randn(samples, columns, generator=generator) @ mixing
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_gptq_halves_the_output_error_of_the_search(block: int) -> None:
+    w, scheme = matrix(), Scheme(4, block)
+    x = correlated_inputs(w.shape[1])
+    found = [dequantise(q) for q in (gptq(w, scheme, inverse_factor(x.T @ x)), quantise(w, scheme))]
+    errors = [((x @ (approximation - w).T) ** 2).mean() for approximation in found]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_gptq_on_inputs_that_say_nothing_rounds() -> None:
+    """No input, or one direction only: finite, and no worse than a step from the weights."""
+    w, scheme = matrix(), Scheme(4, 32)
+    step = (w.max() - w.min()) / 15
+    for hessian in (torch.zeros(288, 288), torch.ones(288, 288)):
+        approximation = dequantise(gptq(w, scheme, inverse_factor(hessian)))
+        assert torch.isfinite(approximation).all()
+        assert (approximation - w).abs().mean() < step
+
+
+def test_rows_can_be_quantised_apart_and_joined() -> None:
+    w, scheme = matrix(), Scheme(4, 32)
+    whole, parts = quantise(w, scheme), join([quantise(w[:16], scheme), quantise(w[16:], scheme)])
+    assert torch.equal(dequantise(whole), dequantise(parts))
+
+
+def test_search_beats_rtn_and_a_plan_has_exceptions() -> None:
+    w, scheme = matrix(), Scheme(4, 32)
+    rtn, searched = (((dequantise(quantise(w, scheme, method)) - w) ** 2).mean() for method in ("rtn", "search"))
+    assert searched < 0.9 * rtn
+    plan = Plan(scheme, (("head", Scheme(8, 128)), ("norm", None)))
+    assert [plan.scheme(name) for name in ("x", "head", "norm")] == [scheme, Scheme(8, 128), None]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
