@@ -34,6 +34,12 @@ def read_json(name: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def remove(name: str) -> None:
+    """Forget what is stored as ``name``, if anything is."""
+    with contextlib.suppress(OSError, RuntimeError):
+        (cache_folder() / name).unlink(missing_ok=True)
+
+
 def write_json(name: str, data: dict[str, Any]) -> bool:
     """Store ``data`` as ``name``, whole or not at all. False when the folder cannot be written."""
     temporary = None

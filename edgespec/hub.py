@@ -6,7 +6,11 @@ is which files are asked for, and errors that say what to do.
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,6 @@ from edgespec.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 CARD = "README.md"
-CHECKED = ".edgespec-checked"
 
 
 def is_hub_id(name: str) -> bool:
@@ -44,9 +47,11 @@ def download(repo: str, patterns: list[str], *, instead: str, revision: str | No
         raise CheckpointError(f"{repo}: has no revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(f"{repo}: no such folder or file, and no such model on the Hub; if it is private: hf auth login") from error
+    except errors.HFValidationError as error:
+        raise CheckpointError(f"{repo}: no such folder or file, and not a name on the Hub") from error
     except Exception as error:  # a failure of the network or the disk: httpx, OSError, offline mode
-        if isinstance(error, OSError) and error.errno is not None and error.filename:
-            raise CheckpointError(f"{error.filename}: cannot be written: {error.strerror}") from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise CheckpointError(f"{repo}: cannot be stored in {error.filename or folder or 'the cache'}: {error.strerror}") from error
         raise HubUnreachable(f"{repo}: no such folder, and the Hub cannot be reached ({type(error).__name__}); pass {instead}") from error
 
 
@@ -63,6 +68,8 @@ def find_bundle(name: str | Path, revision: str | None = None) -> Path:
     path = Path(name).expanduser()
     if path.exists() or isinstance(name, Path) or not is_hub_id(name) or "/" not in name:
         return path
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise BundleError(f"{name}: no such bundle folder; to fetch it from the Hub by this name: pip install 'edgespec[hub]'")
     return fetch_bundle(name, revision)
 
 
@@ -75,23 +82,39 @@ def fetch_bundle(repo: str, revision: str | None = None) -> Path:
         BundleError, CheckpointError: it cannot be had, or is no whole bundle.
     """
     folder = cache_folder() / "hub" / repo.replace("/", "--") / (revision or "main").replace("/", "--")
+    instead = "a bundle's folder"
     try:
-        instead = "a bundle's folder"
-        download(repo, [MANIFEST_NAME], instead=instead, revision=revision, folder=folder)
-        if not (folder / MANIFEST_NAME).is_file():
-            raise BundleError(f"{repo}: has no {MANIFEST_NAME}, so it is not a bundle; make one of it with: edgespec export {repo}")
-        names = [entry.name for entry in read_manifest(folder).files]
-        download(repo, names, instead=instead, revision=revision, folder=folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # The manifest alone first: it says what else to fetch, and whether the copy that is here is still the one.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            fresh = download(repo, [MANIFEST_NAME], instead=instead, revision=revision, folder=Path(scratch))
+            if not (fresh / MANIFEST_NAME).is_file():
+                raise BundleError(f"{repo}: has no {MANIFEST_NAME}, so it is not a bundle; make one of it with: edgespec export {repo}")
+            manifest = read_manifest(fresh)
+            if folder.is_dir() and bundle_key(folder) == bundle_key(fresh):
+                return folder
+            download(repo, [entry.name for entry in manifest.files], instead=instead, revision=revision, folder=fresh)
+            open_bundle(fresh)
+            check_hashes(fresh, manifest)
+            _replace(fresh, folder)
     except HubUnreachable:
-        if not (folder / CHECKED).is_file():
+        if not folder.is_dir():
             raise
-    manifest = open_bundle(folder)
-    key = bundle_key(folder)
-    marker = folder / CHECKED
-    if not marker.is_file() or marker.read_text(encoding="utf-8") != key:
-        check_hashes(folder, manifest)
-        marker.write_text(key, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{repo}: cannot be stored in {folder.parent}: {error.strerror}") from error
     return folder
+
+
+def _replace(fresh: Path, folder: Path) -> None:
+    """Put a checked copy in the place of an older one, which stays until then."""
+    shutil.rmtree(fresh / ".cache", ignore_errors=True)  # huggingface_hub's notes
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    fresh.mkdir()  # for the scratch folder's own clean-up
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def push_bundle(bundle: Path, repo: str, *, private: bool = False, revision: str | None = None, message: str | None = None) -> str:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from edgespec.cache import read_json, write_json
+from edgespec.cache import read_json, remove, write_json
 from edgespec.runtime.cost import Costs
 from edgespec.runtime.exactness import Exactness
 
@@ -27,6 +27,11 @@ def cache_key(parts: Sequence[object]) -> str:
 def exactness(key: str, measure: Callable[[], Exactness]) -> Exactness:
     """The stored result of the self-test, or a new one."""
     return _stored(f"exactness-{key}.json", _exactness_of) or _store(f"exactness-{key}.json", measure())
+
+
+def forget_exactness(key: str) -> None:
+    """Let the next :func:`exactness` measure."""
+    remove(f"exactness-{key}.json")
 
 
 def costs(key: str, measure: Callable[[], Costs]) -> Costs:

@@ -23,6 +23,7 @@ from typing import Any
 
 from edgespec.bundle import bundle_key, open_bundle
 from edgespec.errors import UsageError
+from edgespec.hub import find_bundle
 from edgespec.manifest import Manifest
 from edgespec.runtime import calibration, cost, drafters
 from edgespec.runtime import prefix as prefixes
@@ -77,7 +78,7 @@ def load(
     """Open a bundle.
 
     Args:
-        path: the bundle's folder.
+        path: the bundle's folder, or its name on the Hub (``owner/name``, needs ``edgespec[hub]``).
         memory_budget: bytes, or text such as "300MB"; the KV cache is cut so that weights and cache fit.
         providers: ONNX Runtime's execution providers in order of preference; the CPU by default.
         threads: threads of a pass; by default the cores that the process may use.
@@ -91,7 +92,7 @@ def load(
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise UsageError(f"threads: {threads!r} is not a number from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
-    return Engine(Path(path), budget=budget, providers=check_providers(providers), threads=threads or default_threads())
+    return Engine(find_bundle(path), budget=budget, providers=check_providers(providers), threads=threads or default_threads())
 
 
 class Engine:
@@ -123,6 +124,13 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The values of the option ``drafter`` that this bundle can run."""
         return drafters.available(self.manifest)
+
+    def retest(self) -> Exactness:
+        """Run the self-test again and keep its result, whatever an earlier one found."""
+        self._check_idle()
+        self.__dict__.pop("exactness", None)
+        calibration.forget_exactness(self._key)
+        return self.exactness
 
     @functools.cached_property
     def exactness(self) -> Exactness:

@@ -16,7 +16,9 @@ and binds the attention bias anew, whose shape changes with T: about 60 us besid
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import mmap
 import time
 from collections.abc import Sequence
@@ -229,22 +231,30 @@ def bytes_per_row(spec: ModelSpec) -> int:
 
 
 def _zeroed(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes of which untouched pages cost nothing. np.zeros would ask for huge pages, and a cache of which only
-    the first rows are used would then be resident as a whole."""
-    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
+    """Zeroed bytes of which untouched pages cost nothing, not even to read, and which a forked process does not share.
+
+    np.zeros would ask for huge pages, and a cache of which only the first rows are used would then be resident as a whole.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, whose mappings without a name are private
+        return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
+    block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            block.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(block, np.uint8)[:size]
 
 
 def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """Key and value of each layer in turn, [1, H, C, D] each."""
     shapes = [(1, layer.heads, capacity, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
-    sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape in shapes]
+    sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
     try:
         block = _zeroed(sum(sizes))
     except (OSError, ValueError, OverflowError) as error:
         raise CapacityError(f"cannot allocate a KV cache of {sum(sizes) / 2**20:.0f} MiB for {capacity} tokens") from error
     caches, offset = [], 0
     for shape, size in zip(shapes, sizes, strict=True):
-        caches.append(block[offset : offset + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape))
+        caches.append(block[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
         offset += size
     return caches
 

@@ -36,9 +36,29 @@ def import_onnxruntime() -> Any:
 
 
 def default_threads() -> int:
-    """Cores that this process may use; a container's or taskset's limit counts."""
+    """Cores that this process may use. What taskset or a container allows counts, and two threads of one core count once:
+    they share the arithmetic units that a pass keeps busy."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cpus = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in cpus}
+    return max(1, min(len(cores), _quota()))
+
+
+def _siblings(cpu: int) -> str:
+    """The CPUs that share a core with this one, as Linux lists them; itself where the system does not tell."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return str(cpu)
+
+
+def _quota() -> int:
+    """Whole CPUs that a container's time limit amounts to (cgroup v2), at least 1; many where there is none."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return 2**16
 
 
 def check_providers(providers: Sequence[str] | None) -> tuple[str, ...]:

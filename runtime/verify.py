@@ -47,10 +47,12 @@ def verify(
     exactness: str = "exact",
     on_case: Callable[[Case], None] | None = None,
 ) -> VerifyReport:
-    """Compare plain and speculative greedy text for every drafter of the bundle, short, middling and longest drafts.
+    """Repeat the self-test, then compare plain and speculative greedy text for every drafter of the bundle, with short,
+    middling and longest drafts.
 
     ``on_case`` is told of each comparison as it is made, for a progress line.
     """
+    engine.retest()
     most = engine.manifest.target.max_width - 1
     lengths = sorted({length for length in (1, 3, most) if 1 <= length <= most})
     cases: list[Case] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,14 @@ def test_export_stays_within_its_memory(bundle: ExportReport) -> None:
     # The peak is of this process, which has run torch on the whole of both exports by now.
     assert bundle.peak_rss_bytes < 2.2e9
     assert sum(bundle.sizes.values()) < {8: 170e6, 4: 100e6}[bundle.manifest.target.quantisation.bits]
+
+
+def test_a_memory_budget_holds(bundle: ExportReport) -> None:
+    """In a process of its own: peak memory stays below the budget, self-test, prefill and drafts included."""
+    budget = {8: 520, 4: 360}[bundle.manifest.target.quantisation.bits]
+    command = [sys.executable, "-m", "edgespec", "run", str(bundle.output), PROMPTS[0] * 20, "--memory-budget", f"{budget}MB", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["peak_rss_bytes"] < budget * 1e6
 
 
 def test_tensors_equal_what_transformers_loads(gguf: Path) -> None:

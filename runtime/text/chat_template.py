@@ -1,7 +1,7 @@
 """Chat templates: Jinja texts that turn messages into a prompt. They come with the checkpoint, so they run in a sandbox.
 
 The environment is the one that transformers gives its templates: block trimming, loop controls, ``raise_exception``,
-``strftime_now`` and a ``tojson`` that does not escape HTML.
+``strftime_now``, a ``tojson`` that does not escape HTML, the tag ``generation``, and no tools and documents.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class ChatTemplate:
         import jinja2.sandbox
 
         path = bundle / (spec.chat_template or "")
+        from edgespec.runtime.text.generation_tag import GenerationTag
+
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
@@ -51,7 +53,8 @@ class ChatTemplate:
         for index, message in enumerate(messages):
             check_message(index, message)
         try:
-            return self._template.render(messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens)
+            given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": True}
+            return self._template.render(**given, **self._tokens)
         except _Refused as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # a template can fail in any way that Python can

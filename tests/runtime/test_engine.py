@@ -13,7 +13,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFailure, UsageError
+from edgespec.manifest import read_manifest
 from edgespec.runtime import Engine, Stats, drafters, load, verify
+from edgespec.runtime.budget import PROCESS_BYTES, WORKSPACE_BYTES, resident_bytes
 from edgespec.runtime.cost import Costs
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_attention_bundle, make_lookup_bundle
@@ -290,7 +292,10 @@ def test_arguments_of_load(attention_bundle: Path) -> None:
 
 def test_a_budget_cuts_the_cache_and_has_a_floor(tmp_path: Path) -> None:
     bundle = make_attention_bundle(tmp_path / "b", draft_noise=0.1, capacity=4096)
-    weights = sum((bundle / name).stat().st_size for name in ("target.onnx", "draft.onnx"))
+    files = sum((bundle / name).stat().st_size for name in ("target.onnx", "draft.onnx"))
+    manifest = read_manifest(bundle)
+    weights = resident_bytes(manifest, list(manifest.models.values()))
+    assert weights >= files + PROCESS_BYTES + WORKSPACE_BYTES
     per_token = 2 * 4 * (2 * 16 + 1 * 32)
     with load(bundle, memory_budget=weights + 1000 * per_token) as engine:
         assert engine.capacity == 1000
