@@ -103,8 +103,7 @@ class Grammar:
         """The tokens that were forced before each token of the text, and those that are forced next."""
 
     def __call__(self, row: Floats, text: Text) -> None:
-        self._follow(text)
-        if self._text and self._text[-1] in self._eos_ids:
+        if self._follow(text):
             return  # Behind the end: nobody reads this row.
         if self._queues[-1]:
             processors.only(self._queues[-1][0], row)
@@ -121,10 +120,8 @@ class Grammar:
     def forced(self, text: Text) -> Sequence[int]:
         """Tokens that must come next, in order."""
         forced: list[int] = []
-        self._follow(text)
-        while self._queues[-1]:
+        while not self._follow(Text(text.context, [*text.ahead, *forced])) and self._queues[-1]:
             forced += self._queues[-1]
-            self._follow(Text(text.context, [*text.ahead, *forced]))
         return forced
 
     def _allowed(self) -> npt.NDArray[np.bool_]:
@@ -132,10 +129,13 @@ class Grammar:
         self._check()
         return np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(np.bool_)
 
-    def _follow(self, text: Text) -> None:
-        """Bring the parser to ``text``, of which nothing counts behind the token that ends it."""
+    def _follow(self, text: Text) -> bool:
+        """Bring the parser to ``text``, and say whether that has ended. The parser does not see the token that ends it: it
+        does not count it where it could read nothing else, and would then roll back too far."""
         new = [*text.context[self._start :], *text.ahead]
-        new = new[: next((index + 1 for index, token in enumerate(new) if token in self._eos_ids), len(new))]
+        end = next((index for index, token in enumerate(new) if token in self._eos_ids), len(new))
+        ended = end < len(new)
+        del new[end:]
         same = next((index for index, (a, b) in enumerate(zip(self._text, new, strict=False)) if a != b), min(len(self._text), len(new)))
         if same < len(self._text):
             self._matcher.rollback(len(self._text) - same)
@@ -144,8 +144,8 @@ class Grammar:
             if not self._matcher.consume_token(token):
                 self._check()
             self._text.append(token)
-            rest = self._queues[-1][1:]
-            self._queues.append(rest or (() if token in self._eos_ids else self._forced_now()))
+            self._queues.append(self._queues[-1][1:] or self._forced_now())
+        return ended
 
     def _forced_now(self) -> tuple[int, ...]:
         forced = tuple(self._matcher.compute_ff_tokens())

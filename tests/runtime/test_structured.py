@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
@@ -50,7 +51,7 @@ def check(text: str) -> None:
 
 @pytest.mark.parametrize("options", DRAFTERS, ids=str)
 def test_every_drafter_writes_valid_json_and_plain_decodings(attention: Engine, options: dict[str, Any]) -> None:
-    for seed in range(12):
+    for seed in range(15):
         sampling = {"json_schema": SCHEMA, "do_sample": True, "temperature": 1.5, "seed": seed}
         plain = attention.generate("x", drafter="none", **sampling)
         found = attention.generate("x", **options, **sampling)
@@ -85,6 +86,22 @@ def test_drafts_that_draw_and_greedy_drafts(attention: Engine) -> None:
     check(plain.text)
     for options in DRAFTERS:
         assert attention.generate("x", json_schema=SCHEMA, **options).token_ids == plain.token_ids
+
+
+def test_a_draft_that_ends_too_early_is_taken_back(attention: Engine) -> None:
+    """The parser has then read the end of a text that goes on."""
+    from edgespec.runtime.options import GenerationOptions
+    from edgespec.runtime.processors import Text
+
+    regex = GenerationOptions(regex="(ab){1,3}c?")
+    for ahead in (b"ab", b"abc", b"ababab", b"abababc"):
+        grammar, fresh = (attention._grammars.make(regex, 1) for _ in range(2))
+        for text in (Text([0], [*ahead, 256]), Text([0], [*b"ab"])):
+            found, expected = np.zeros(259, np.float32), np.zeros(259, np.float32)
+            grammar(found, text)
+        fresh(expected, Text([0], [*b"ab"]))
+        np.testing.assert_array_equal(found, expected)
+        assert set(np.flatnonzero(np.isfinite(found))) == {ord("a"), ord("c"), 256}
 
 
 def test_branches_of_a_tree_fork_the_grammar(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
