@@ -13,6 +13,7 @@ from edgespec.export.passes.early_exit import EarlyExit
 from edgespec.export.passes.flatten_heads import FlattenHeads
 from edgespec.export.passes.fold_layout import FoldLayout
 from edgespec.export.passes.fold_offsets import FoldOffsets
+from edgespec.export.passes.fuse_partial_rotary import FusePartialRotary
 from edgespec.export.passes.fuse_skip_norm import FuseSkipNorm
 from edgespec.export.passes.lower_attention import LowerAttention
 from edgespec.export.passes.lower_experts import LowerExperts
@@ -36,6 +37,7 @@ def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> ir.pa
         Tidy(),  # equal cos and sin slices of all layers become one
         FoldLayout(),  # after folding, when shapes are constants
         FoldOffsets(),  # after folding, when offsets are plain constants
+        FusePartialRotary(),  # before FlattenHeads, while heads are an axis of their own
         FlattenHeads(),  # puts its transposes where the model's own ones meet them
         CancelLayout(),  # needs constant shapes
         MergeProjections(plan),  # before lowering, while weights are one value each

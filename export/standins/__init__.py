@@ -14,13 +14,14 @@ from edgespec.export.standins.base import StandIn
 from edgespec.export.standins.conv1d import Conv1DStandIn
 from edgespec.export.standins.embedding import embedding_stand_in
 from edgespec.export.standins.experts import dense_experts, experts_stand_in
+from edgespec.export.standins.layer_norm import LayerNormStandIn
 from edgespec.export.standins.linear import LinearStandIn
 from edgespec.export.standins.rms_norm import RmsNormStandIn
 from edgespec.export.standins.rotary import rotary_stand_in
 
 __all__ = ["MODULES", "dense_experts", "stand_ins"]
 
-MODULES: tuple[StandIn, ...] = (LinearStandIn(), Conv1DStandIn(), RmsNormStandIn())
+MODULES: tuple[StandIn, ...] = (LinearStandIn(), Conv1DStandIn(), RmsNormStandIn(), LayerNormStandIn())
 
 
 @contextlib.contextmanager

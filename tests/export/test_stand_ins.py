@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved_repeated
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as interleaved_partial
@@ -15,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.pytorch_utils import Conv1D
 
 from edgespec.export.standins.conv1d import Conv1DStandIn
+from edgespec.export.standins.layer_norm import LayerNormStandIn, _epsilon
 from edgespec.export.standins.linear import LinearStandIn
 from edgespec.export.standins.rms_norm import RmsNormStandIn, _form
 from edgespec.export.standins.rotary import rotation_form
@@ -43,6 +45,13 @@ class ScaledNorm(nn.Module):
 @pytest.mark.parametrize("module", [nn.LayerNorm(16), nn.Linear(4, 4), nn.Embedding(4, 4), ScaledNorm(), nn.PReLU()])
 def test_other_modules_are_left_alone(module: nn.Module) -> None:
     assert not RmsNormStandIn().matches(module)
+    assert not LayerNormStandIn().matches(module)
+
+
+def test_layer_norms_without_bias_are_told_by_value() -> None:
+    assert _epsilon(CohereLayerNorm(hidden_size=16, eps=1e-4)) == 1e-4
+    assert _epsilon(CohereLayerNorm(hidden_size=(4, 16), eps=1e-5)) == 1e-5
+    assert not LayerNormStandIn().matches(LlamaRMSNorm(16))
 
 
 def test_the_form_of_rotation_is_told_by_value() -> None:
