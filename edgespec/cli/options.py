@@ -70,6 +70,11 @@ GENERATION_OPTIONS = (
     click.option("--min-p", type=float, help="Of --sample: draw from tokens with this share of the most likely one's probability."),
     click.option("--typical-p", type=float, help="Of --sample: draw from tokens of about the expected information, up to this share."),
     click.option("--seed", type=int, help="Of --sample: the same seed draws the same text."),
+    click.option(
+        "--acceptance",
+        type=click.Choice(["match", "ratio"]),
+        help="Of --sample: match draws the same text with every drafter, ratio accepts more drafts; match with a --seed, else ratio.",
+    ),
     click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and text get less likely."),
     click.option("--presence-penalty", type=float, help="Subtracted from the score of each token that the answer has."),
     click.option("--frequency-penalty", type=float, help="Subtracted for each time that the answer has the token."),
@@ -82,7 +87,7 @@ GENERATION_OPTIONS = (
     click.option("--regex", metavar="TEXT", help="The whole answer matches this expression."),
     click.option("--grammar", type=TEXT_FILE, metavar="FILE", help="The answer follows this grammar, in llguidance's dialect of Lark."),
 )
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "acceptance")
 OTHERS = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop", "banned_tokens",
     "logit_bias", "json_schema", "regex", "grammar",
