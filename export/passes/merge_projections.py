@@ -10,7 +10,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from edgespec.export.passes.base import GraphPass, dialect_nodes, fixed_shape
+from edgespec.export.passes.base import GraphPass, dialect_nodes, fixed_shape, replace_value
 from edgespec.export.recipe import Plan, Recipe, Scheme, get_recipe, weight
 from edgespec.export.trace import dialect
 
@@ -65,7 +65,7 @@ def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         merged.outputs[0].shape = ir.Shape([*shape.dims[:-1], sum(rows)])
     for node, part in zip(nodes, split.outputs, strict=True):
         part.type, part.shape = node.outputs[0].type, node.outputs[0].shape
-        node.outputs[0].replace_all_uses_with(part)
+        replace_value(node.outputs[0], part)
         graph.remove(node, safe=True)
 
 
