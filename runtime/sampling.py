@@ -32,6 +32,7 @@ from edgespec.runtime.processors import Cut, Edit, Floats, Ids, Text, Weights
 Candidate = tuple[int, Distribution | None]
 """A drafted token and the distribution it was drawn from, None if it was chosen."""
 NO_TEXT = Text()
+LARGE_KEPT = 16384  # probabilities of more tokens stay in float32, in which they were computed
 
 
 class Chooser(Protocol):
@@ -131,9 +132,6 @@ def make_shape(options: GenerationOptions) -> Shape:
     return shape
 
 
-LARGE_KEPT = 16384
-
-
 class Sampler:
     """See the module. Without a ``shape`` it is greedy."""
 
@@ -159,15 +157,14 @@ class Sampler:
             RuntimeFailure: logits that are not finite.
             UsageError: bans and grammar leave no token.
         """
-        greedy(row)
+        likeliest = greedy(row)
         scores = self._edited(row, text)
         if self._shape is None:
-            return int(scores.argmax())
+            return likeliest if scores is row else int(scores.argmax())
         p = self._shape(scores)
         if len(p.tokens) == 1:
-            return int(
-                p.tokens[0]
-            )  # No random number: whether a forced token is accepted or committed without a pass, a seed goes on alike.
+            # No random number: a seed then goes on alike whether a forced token is accepted or committed without a pass.
+            return int(p.tokens[0])
         if self._ratio and any(q is not None for _, q in candidates):
             return reject_recursively(p, candidates, self._rng.random)
         return p.draw(self._rng.random())
@@ -184,11 +181,12 @@ class Sampler:
     def draft(self, row: Floats, text: Text) -> Candidate:
         """A draft's token after ``text``, from its logits [V], under the same edits and cuts: drawn from q where the target
         will accept by ratio, else the most likely one."""
-        if not np.isfinite(row[int(row.argmax())]):
+        likeliest = int(row.argmax())
+        if not np.isfinite(row[likeliest]):
             raise RuntimeFailure("the draft's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
         scores = self._edited(row, text)
         if self._shape is None or not self._ratio:
-            return int(scores.argmax()), None
+            return likeliest if scores is row else int(scores.argmax()), None
         q = self._shape(scores)
         return q.draw(self._rng.random()), q
 

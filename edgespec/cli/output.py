@@ -99,6 +99,10 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
     ]
     if stats.drafted:
         pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
+    if stats.forced:
+        pairs.append(("forced", f"{stats.forced} tokens that the grammar left no choice about"))
+    if stats.rechecked:
+        pairs.append(("rechecked", f"{stats.rechecked} near-ties"))
     if stats.speculation_off:
         pairs.append(("speculation", f"off: {stats.speculation_off}"))
     pairs.append(("peak memory", human_bytes(stats.as_dict()["peak_rss_bytes"])))
