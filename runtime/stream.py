@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -53,16 +54,17 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         self._pieces = pieces
         self.stopped = stopped
         """Set by :meth:`stop`."""
-        self._running = threading.Lock()
+        self._running = threading.RLock()
 
     def stop(self) -> None:
         """End the text after the pass that is being run. The last piece then says "stopped"."""
         self.stopped.set()
 
     def close(self) -> None:
-        """Give up the rest. A pass that another thread is running is waited for."""
+        """Give up the rest. A pass that another thread is running is waited for; from within one, as a signal handler may be, it
+        is only stopped."""
         self.stopped.set()
-        with self._running:
+        with self._running, contextlib.suppress(ValueError):  # "generator already executing", in this thread
             self._pieces.close()
 
     def result(self) -> GenerationResult:

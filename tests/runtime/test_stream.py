@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,22 @@ def test_another_thread_ends_a_generation(endless_bundle: Path, how: str) -> Non
         assert bytes(model.tokens).decode() == ("abcdefghijklmnopqrstuvwxyz" * (model.length // 26 + 1))[: model.length], (
             "only accepted rows"
         )
+        assert engine.generate("x", **{**OPTIONS, "max_new_tokens": 3}).text == "yza"
+
+
+def test_a_signal_handler_may_close_the_stream_it_interrupted(endless_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(endless_bundle, threads=1) as engine:
+        model = engine._model("target")
+        stream, run = engine.stream("a", **OPTIONS), model.run
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            if model.length > 20:
+                stream.close()
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(model, "run", interrupted)
+        assert list(stream)[-1].finish_reason == "stopped"
+        monkeypatch.undo()
         assert engine.generate("x", **{**OPTIONS, "max_new_tokens": 3}).text == "yza"
 
 
