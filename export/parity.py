@@ -27,7 +27,7 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
 SAMPLES = HELD[:3]  # these are also rolled back
 ROWS_PER_SAMPLE = 60
-MAX_ROWS = 192  # of one text
+MAX_ROWS, MIN_ROWS, ROWS_TIMES_PARAMETERS = 192, 48, 30 * 10**9  # of one text
 ROWS_AT_ONCE = 32  # compared at a time: a row of logits is large, and several copies are made
 WRITTEN, WRITTEN_TOKENS = 3, 64  # texts that the model goes on writing, and how far
 
@@ -51,7 +51,7 @@ LIMITS = {
 }
 
 
-def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, texts: Sequence[list[int]]) -> Fidelity:
+def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, texts: Sequence[list[int]], parameters: int = 0) -> Fidelity:
     """Measure a model of the bundle.
 
     Args:
@@ -60,9 +60,11 @@ def check(graph: Path, spec: ModelSpec, checkpoint: Checkpoint, config: Any, tex
         checkpoint: where the original's weights are.
         config: of the original model; a shallow one for an early-exit draft.
         texts: token sequences of at least four tokens each, the samples first.
+        parameters: of the original; a large one is given less text, since it runs in torch.
     """
     model = Model(graph, spec, capacity=min(spec.capacity, 256), threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    held = [text[: min(MAX_ROWS, model.capacity)] for text in texts]
+    rows = min(MAX_ROWS, max(MIN_ROWS, ROWS_TIMES_PARAMETERS // max(1, parameters)), model.capacity)
+    held = [text[:rows] for text in texts]
     plans = [_Plan.of(text[:ROWS_PER_SAMPLE], spec.vocab_size) for text in held[: len(SAMPLES)]]
     held += [_go_on(model, text, seed) for seed, text in enumerate(held[-WRITTEN:])]
     sequences = [row for plan in plans for row in (plan.ids, plan.other)] + held

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import resource
-import shutil
+import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +19,17 @@ from transformers import PreTrainedModel
 
 from edgespec import __version__
 from edgespec.bundle import describe_file
-from edgespec.errors import CapacityError, CheckpointError, ExportError, UsageError
+from edgespec.errors import CapacityError, CheckpointError, UsageError
 from edgespec.export import parity
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
 from edgespec.export.corpus import HELD
 from edgespec.export.passes import pipeline
+from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
+from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
+from edgespec.export.staging import check_output, staged
 from edgespec.export.standins import dense_experts
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
@@ -45,6 +46,7 @@ from edgespec.manifest import (
     Source,
     parse_manifest,
 )
+from edgespec.runtime.machine import peak_rss_bytes
 
 WEIGHTS_FILE = "weights.bin"
 
@@ -80,7 +82,7 @@ def export_bundle(config: ExportConfig) -> ExportReport:
         UsageError: options that do not fit the models.
         ExportError: the output folder is in use, the disk is full, or the result differs too much from the original.
     """
-    _check_output(config.output, config.force)
+    check_output(config.output, config.force)
     prepared = prepare(config)
     return write_bundle(prepared, config.output, config.draft)
 
@@ -94,22 +96,20 @@ def prepare(config: ExportConfig) -> Prepared:
         capacity = _capacity(model, config)
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
         checkpoint.forget_header()
-        vocab_size = checkpoint.config.get_text_config().vocab_size
-        if len(tokenizer) > vocab_size:
-            raise CheckpointError(f"{config.target}: the tokenizer has {len(tokenizer)} tokens and the model only {vocab_size}")
+        tokenizer.check_ids(checkpoint.config.get_text_config().vocab_size, HELD)
     return Prepared(config, _decoder(checkpoint, model, "target", config.quiet), tokenizer, capacity, started)
 
 
 def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
     """Write one bundle of a prepared target, proven against the original model."""
     config = prepared.config
-    _check_output(output, config.force)
+    check_output(output, config.force)
     draft_decoder = _open_draft(prepared, draft)
-    with _staged(output, config.force) as folder:
+    with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, draft, draft_decoder)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     sizes = {entry.name: entry.size for entry in manifest.files} | {MANIFEST_NAME: (output / MANIFEST_NAME).stat().st_size}
-    return ExportReport(manifest, output, time.monotonic() - prepared.started, _peak_rss(), sizes)
+    return ExportReport(manifest, output, time.monotonic() - prepared.started, peak_rss_bytes(), sizes)
 
 
 def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: Decoder | None) -> Manifest:
@@ -136,7 +136,7 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
     config = prepared.config
     kind = _weights_of(name, config)
     if kind not in decoder.choices:
-        decoder.choices[kind] = choose(kind, config, decoder.checkpoint, prepared.tokenizer, name)
+        decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), prepared.tokenizer, name)
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
     pipeline(choice.plan, layers)(model)
@@ -159,6 +159,19 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
     )
 
 
+def _parameters(decoder: Decoder) -> int:
+    """How many numbers the original has."""
+    return sum(math.prod(fixed_shape(value)) for value in decoder.traced.model.graph.initializers.values())
+
+
+def _matrices(decoder: Decoder) -> list[str]:
+    """Names of the tensors that linear layers and embeddings multiply by."""
+    graph = decoder.traced.model.graph
+    inputs = [node.inputs[position] for op, position in (("Linear", 1), ("Embedding", 1)) for node in dialect_nodes(graph, op)]
+    recipes = [recipe for value in inputs if (recipe := get_recipe(value)) is not None]
+    return sorted({source for recipe in recipes for source in recipe.sources})
+
+
 def _weights_of(name: str, config: ExportConfig) -> str:
     return config.draft_weights if name == "draft" and config.draft_weights else config.weights
 
@@ -171,7 +184,7 @@ def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: E
             original = decoder.checkpoint.config_copy()
             if spec.source.derived:
                 original = shallow_config(original, len(spec.layers))
-            decoder.proven[key] = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences)
+            decoder.proven[key] = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences, _parameters(decoder))
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
     return dataclasses.replace(spec, fidelity=fidelity)
@@ -227,48 +240,6 @@ def _capacity(model: PreTrainedModel, config: ExportConfig, wanted: int | None =
     return int(steady)
 
 
-def _check_output(output: Path, force: bool) -> None:
-    if output.exists() and not force:
-        raise ExportError(f"{output}: exists already; choose another folder or pass --force")
-    if output.exists() and not (output / MANIFEST_NAME).is_file() and (not output.is_dir() or any(output.iterdir())):
-        raise ExportError(f"{output}: is not a bundle, so --force will not replace it")
-
-
-@contextlib.contextmanager
-def _staged(output: Path, force: bool) -> Iterator[Path]:
-    """A folder beside ``output`` that becomes it when all went well and disappears otherwise."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    except OSError as error:
-        raise ExportError(f"{output.parent}: cannot be written: {error.strerror}") from error
-    try:
-        yield stage
-        stage.chmod(0o755)
-        _move_into_place(stage, output, force)
-    except OSError as error:
-        raise ExportError(f"{output}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _move_into_place(stage: Path, output: Path, force: bool) -> None:
-    """Rename, keeping an old bundle until the new one stands in its place."""
-    _check_output(output, force)
-    if not output.exists():
-        stage.rename(output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.parent))
-    output.rename(old / output.name)
-    try:
-        stage.rename(output)
-    except BaseException:
-        (old / output.name).rename(output)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def _step(title: str, quiet: bool) -> Iterator[None]:
     """A line on stderr while a step without countable parts runs, with its time when it is done."""
@@ -288,9 +259,3 @@ def _step(title: str, quiet: bool) -> Iterator[None]:
 def _no_bar(quiet: bool) -> bool | None:
     """tqdm's ``disable``: None switches the bar off where stderr is no terminal."""
     return True if quiet else None
-
-
-def _peak_rss() -> int:
-    """Peak resident bytes of this process (ru_maxrss is in kilobytes, on macOS in bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

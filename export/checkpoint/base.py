@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from edgespec.errors import CheckpointError
+from edgespec.export.quantise.blockwise import Quantised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
     def bind(self, model: torch.nn.Module) -> None:
         """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""
 
+    def end_ids(self) -> set[int]:
+        """Ids that the checkpoint's own header says end a text or a turn, besides those of its configuration files."""
+        return set()
+
     def forget_header(self) -> None:
         """Free what was kept for loading the configuration and the tokenizer; tensors can still be read."""
 
@@ -68,7 +73,19 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
         return name in self.names()
 
     def config_copy(self) -> Any:
-        return copy.deepcopy(self.config)
+        config = copy.deepcopy(self.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # the model is built for float weights, whatever they are stored as
+        return config
+
+    def quantised(self, name: str) -> Quantised | None:  # noqa: ARG002 (for formats that store whole numbers)
+        """The tensor exactly as the checkpoint stores it, in the kernels' layout; None where that is not possible."""
+        return None
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether weights are stored as whole numbers, in a form that the kernels know or not."""
+        return getattr(self.config, "quantization_config", None) is not None
 
     def read_float(self, name: str) -> torch.Tensor:
         """The tensor as float32.

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from edgespec.errors import CheckpointError, UnsupportedModelError
 from edgespec.export.checkpoint.base import Checkpoint, Origin
+from edgespec.export.checkpoint.packed import Packed
+from edgespec.export.quantise.blockwise import Quantised
 
 
 class GgufCheckpoint(Checkpoint):
@@ -43,12 +45,47 @@ class GgufCheckpoint(Checkpoint):
             raise UnsupportedModelError(f"{self.path}: no table of tensor names for this architecture: {error}") from error
         self._stored = {ours: theirs for theirs, ours in mapping.items() if theirs in self._tensors}
 
+    def end_ids(self) -> set[int]:
+        # An instruct model often ends its turns with another token than its texts.
+        fields = (read_gguf(self.path).get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+        return {int(field.contents()) for field in fields if field is not None}
+
     def forget_header(self) -> None:
         # A vocabulary of 50,000 tokens takes 150 MB in the reader's form.
         read_gguf.cache_clear()
 
     def names(self) -> frozenset[str]:
         return frozenset(self._stored)
+
+    @property
+    def is_quantised(self) -> bool:
+        floats = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
+        return any(tensor.tensor_type not in floats for tensor in self._tensors.values())
+
+    def quantised(self, name: str) -> Quantised | None:
+        stored = self._stored.get(name)
+        if stored is None or self._tensors[stored].tensor_type not in EXACT:
+            return None
+        tensor = self._tensors[stored]
+        bits, size, scale_of = EXACT[tensor.tensor_type]
+        values = self[name]
+        try:
+            raw = scale_of(tensor.data.reshape(len(tensor.data), -1, GGML_QUANT_SIZES[tensor.tensor_type][1]))
+            scales = torch.from_numpy(np.require(self._processed(raw, name, stored), np.float32, ["C", "W"]))
+        except (ValueError, RuntimeError):
+            return None
+        groups = torch.arange(values.shape[1]) // size
+        zeros = torch.full(scales.shape, 2 ** (bits - 1))
+        # A weight is a whole number of scales, so dividing gives that number back.
+        codes = (values / torch.where(scales == 0, 1.0, scales)[:, groups]).round_().add_(2 ** (bits - 1)).clamp_(0, 255).to(torch.uint8)
+        packed = Packed(codes, scales, zeros, groups, bits)
+        return packed.quantised() if torch.equal(packed.values(), values) else None
+
+    def _processed(self, values: np.ndarray, name: str, stored: str) -> np.ndarray:
+        """With rows in transformers' order."""
+        result = self._processor.process(weights=values, name=stored, tensor_key_mapping={stored: name}, parsed_parameters={"tensors": {}})
+        weights: np.ndarray = result.weights
+        return weights
 
     def __getitem__(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
@@ -57,8 +94,28 @@ class GgufCheckpoint(Checkpoint):
             values = dequantize(tensor.data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(f"{self.path}: tensor {stored} has type {tensor.tensor_type!r}, which cannot be read: {error}") from error
-        result = self._processor.process(weights=values, name=stored, tensor_key_mapping={stored: name}, parsed_parameters={"tensors": {}})
-        return torch.from_numpy(np.require(result.weights, np.float32, ["C", "W"]))
+        return torch.from_numpy(np.require(self._processed(values, name, stored), np.float32, ["C", "W"]))
+
+
+def _leading_scale(blocks: np.ndarray) -> np.ndarray:
+    """Q4_0, Q5_0 and Q8_0 begin with their scale in half precision: uint8 ``[N, blocks, bytes]`` -> float32 ``[N, blocks]``."""
+    return np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0].astype(np.float32)
+
+
+def _q6_scales(blocks: np.ndarray) -> np.ndarray:
+    """Q6_K ends with 16 int8 factors and a scale in half precision; float32 ``[N, blocks * 16]``."""
+    scale = np.ascontiguousarray(blocks[:, :, 208:210]).view(np.float16).astype(np.float32)
+    factors = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8).astype(np.float32)
+    return (scale * factors).reshape(len(blocks), -1)
+
+
+# Types without a minimum: every weight is a scale times a whole number. Bits, weights per scale, and where the scales are.
+EXACT: dict[GGMLQuantizationType, tuple[int, int, Callable[[np.ndarray], np.ndarray]]] = {
+    GGMLQuantizationType.Q4_0: (4, 32, _leading_scale),
+    GGMLQuantizationType.Q5_0: (5, 32, _leading_scale),
+    GGMLQuantizationType.Q8_0: (8, 32, _leading_scale),
+    GGMLQuantizationType.Q6_K: (6, 16, _q6_scales),
+}
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint.base import Checkpoint, Origin
+from edgespec.export.checkpoint.packed import Packed, find_format, read_packed
 from edgespec.export.checkpoint.renaming import Conversion, find_renaming
+from edgespec.export.quantise.blockwise import Quantised
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -27,13 +29,21 @@ class SafetensorsCheckpoint(Checkpoint):
         self._open: dict[Path, Any] = {}
         self._aliases: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
+        self._format = find_format(config, origin.name)
+        # Names of weights that are stored as whole numbers, with the module that they belong to.
+        self._modules: dict[str, str] = {}
+        if self._format is not None:
+            for stored in self._files:
+                module = self._format.module(stored)
+                if module is not None and any(module + part in self._files for part in self._format.parts):
+                    self._modules[f"{module}.weight"] = module
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._files) | frozenset(self._aliases) | frozenset(self._conversions)
+        return frozenset(self._files) | frozenset(self._modules) | frozenset(self._aliases) | frozenset(self._conversions)
 
     def bind(self, model: torch.nn.Module) -> None:
         assert isinstance(model, PreTrainedModel)
-        found = find_renaming(model, self._files)
+        found = find_renaming(model, [*self._modules, *(name for name in self._files if name not in self._modules)])
         self._aliases, self._conversions = found.aliases, found.conversions
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -42,7 +52,18 @@ class SafetensorsCheckpoint(Checkpoint):
             return conversion.make(name, self._read)
         return self._read(self._aliases.get(name, name))
 
+    def quantised(self, name: str) -> Quantised | None:
+        stored = self._aliases.get(name, name)
+        return self._packed(stored).quantised() if stored in self._modules else None
+
+    def _packed(self, stored: str) -> Packed:
+        assert self._format is not None
+        return read_packed(self._format, self._modules[stored], self._files, self._raw, self.origin.name)
+
     def _read(self, stored: str) -> torch.Tensor:
+        return self._packed(stored).values() if stored in self._modules else self._raw(stored)
+
+    def _raw(self, stored: str) -> torch.Tensor:
         path = self._files[stored]
         try:
             tensor: torch.Tensor = self._reader(path).get_tensor(stored)

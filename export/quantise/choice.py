@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
@@ -17,6 +19,7 @@ from edgespec.export.tokenizer import Tokenizer
 from edgespec.manifest import Quantisation, TensorForm
 
 BITS = {"int4": 4, "int8": 8}
+REFIT = Scheme(8, 32)  # for stored forms that no kernel knows: 16 steps for one of theirs at 4 bits
 MAX_CALIBRATION_TOKENS = 4096
 MAX_TEXT_BYTES = 2**20
 
@@ -31,10 +34,11 @@ class Choice:
     store: QuantisedStore | None = None
 
     def ready(self, name: str, scheme: Scheme) -> Quantised | None:
-        """The tensor as calibration made it, if in that scheme."""
-        if self.store is None or name not in self.store or self.plan.scheme(name) != scheme:
-            return None
-        return self.store.get(name)
+        """The tensor as calibration made it, or as the checkpoint stores it, if in that scheme."""
+        if self.store is not None and name in self.store and self.plan.scheme(name) == scheme:
+            return self.store.get(name)
+        stored = self.checkpoint.quantised(name)
+        return stored if stored is not None and stored.scheme == scheme else None
 
     @property
     def quantisation(self) -> Quantisation:
@@ -48,17 +52,20 @@ def _form(scheme: Scheme | None) -> TensorForm:
     return TensorForm(scheme.bits, scheme.block) if scheme else TensorForm(32)
 
 
-def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, name: str) -> Choice:
+def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, matrices: Sequence[str], tokenizer: Tokenizer, name: str) -> Choice:
     """Decide for weights of type ``kind``, and calibrate where the method asks for it.
 
     Args:
         kind: one of ``config.WEIGHT_TYPES``.
         config: the export.
         checkpoint: bound to its model.
+        matrices: names of the tensors that can be quantised.
         tokenizer: of the calibration text.
         name: of the model, for the progress bar.
     """
     method = config.method_for(kind)
+    if kind == "keep":
+        return Choice(kept(checkpoint, matrices), "keep", checkpoint)
     plan = Plan(Scheme(BITS[kind], config.block_size) if kind in BITS else None)
     if plan.default is None or method != "gptq":
         return Choice(plan, method, checkpoint)
@@ -68,6 +75,20 @@ def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, tokenizer: T
     with tqdm(total=total, desc=f"{name}: calibrating", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
         store = calibrated(checkpoint, model_config, ids, plan, lambda: bar.update() and None)
     return Choice(plan, method, checkpoint, store)
+
+
+def kept(checkpoint: Checkpoint, matrices: Sequence[str]) -> Plan:
+    """Every matrix in the form that holds it exactly, and what has no such form at 8 bits.
+
+    Raises:
+        UsageError: the checkpoint has float weights.
+    """
+    found = {name: quantised.scheme for name in matrices if (quantised := checkpoint.quantised(name)) is not None}
+    if not found and not checkpoint.is_quantised:
+        raise UsageError("--weights keep: the checkpoint has float weights; choose int8, int4 or mixed")
+    schemes = {name: found.get(name, REFIT) for name in matrices}
+    default = collections.Counter(schemes.values()).most_common(1)[0][0]
+    return Plan(default, tuple((name, scheme) for name, scheme in schemes.items() if scheme != default))
 
 
 def calibration_ids(config: ExportConfig, tokenizer: Tokenizer) -> list[int]:

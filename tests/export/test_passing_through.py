@@ -1,0 +1,232 @@
+"""Quantised checkpoints: what is stored as whole numbers reaches the kernels as the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edgespec.errors import CheckpointError, EdgespecError, UnsupportedModelError
+from edgespec.export.checkpoint import Checkpoint, open_checkpoint
+from edgespec.export.checkpoint.gguf_file import EXACT
+from edgespec.export.checkpoint.packed import Packed
+from edgespec.export.quantise import dequantise
+from edgespec.export.recipe import Scheme
+from edgespec.export.trace.model import build_empty
+from tests.export.conftest import export
+from tests.export.test_gguf import write_gguf
+from tests.helpers.checkpoints import make_checkpoint
+
+GROUP = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+Tensors = dict[str, torch.Tensor]
+
+
+def rounded(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes int64 [N, K], scales [N, G] that half precision holds, zeros int64 [N, G] from 1 on."""
+    blocks = weight.unflatten(1, (-1, GROUP))
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    scales = ((high - low) / (2**bits - 1)).half().float()
+    zeros = torch.round(-low / scales).clamp(1, 2**bits - 1)
+    codes = torch.round(blocks / scales[..., None] + zeros[..., None]).clamp(0, 2**bits - 1)
+    return codes.flatten(1).long(), scales, zeros.long()
+
+
+def words(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Whole numbers [R, C] packed into int32 [R, C * bits / 32], the first in the lowest bits."""
+    per = 32 // bits
+    packed = np.zeros((values.shape[0], values.shape[1] // per), np.uint32)
+    for position in range(per):
+        packed |= values[:, position::per].numpy().astype(np.uint32) << np.uint32(bits * position)
+    return torch.from_numpy(packed.view(np.int32))
+
+
+def gptq(weight: torch.Tensor, bits: int = 4, order: torch.Tensor | None = None) -> tuple[Tensors, torch.Tensor]:
+    """As AutoGPTQ writes it, and the weights that it stands for. ``order`` is an act-order's g_idx."""
+    codes, scales, zeros = rounded(weight, bits)
+    groups = torch.arange(weight.shape[1]) // GROUP if order is None else order
+    values = scales[:, groups] * (codes - zeros[:, groups])
+    tensors = {"qweight": words(codes, bits).T, "qzeros": words((zeros - 1).T, bits), "scales": scales.T.half(), "g_idx": groups.int()}
+    return tensors, values
+
+
+def awq(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    codes, scales, zeros = rounded(weight, 4)
+    values = scales.repeat_interleave(GROUP, 1) * (codes - zeros.repeat_interleave(GROUP, 1))
+
+    def interleaved(columns: torch.Tensor) -> torch.Tensor:
+        return words(columns.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1), 4)
+
+    return {"qweight": interleaved(codes.T), "qzeros": interleaved(zeros.T), "scales": scales.T.half()}, values
+
+
+def compressed(weight: torch.Tensor, bits: int) -> tuple[Tensors, torch.Tensor]:
+    """pack-quantized with zero points."""
+    codes, scales, zeros = rounded(weight, bits)
+    values = scales.repeat_interleave(GROUP, 1) * (codes - zeros.repeat_interleave(GROUP, 1))
+    shape = torch.tensor(weight.shape)
+    parts = {
+        "weight_packed": words(codes, bits),
+        "weight_scale": scales,
+        "weight_shape": shape,
+        "weight_zero_point": words(zeros.T, bits).T,
+    }
+    return parts, values
+
+
+def torchao(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    codes, scales, zeros = rounded(weight, 4)
+    values = scales.repeat_interleave(GROUP, 1) * (codes - zeros.repeat_interleave(GROUP, 1))
+    return {"_weight_qdata": (codes - 8).to(torch.int8), "_weight_scale": scales, "_weight_zero_point": (zeros - 8).to(torch.int8)}, values
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
+    "gptq8": {"quant_method": "gptq", "bits": 8, "group_size": GROUP},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
+    "compressed4": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": GROUP}}},
+    },
+    "torchao": {"quant_method": "torchao", "quant_type": {}},
+}
+CONFIGS["compressed8"] = json.loads(json.dumps(CONFIGS["compressed4"]).replace('"num_bits": 4', '"num_bits": 8'))
+WRITERS: dict[str, Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]] = {
+    "gptq": gptq,
+    "gptq8": lambda weight: gptq(weight, 8),
+    "awq": awq,
+    "compressed4": lambda weight: compressed(weight, 4),
+    "compressed8": lambda weight: compressed(weight, 8),
+    "torchao": torchao,
+}
+
+
+def write(folder: Path, kind: str, writer: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] | None = None) -> Tensors:
+    """A tiny Llama whose projections are stored as ``kind``; returns the weights that they stand for, by name."""
+    make_checkpoint(folder, "llama", tie_word_embeddings=True)
+    tensors, wanted = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        module = name.removesuffix(".weight")
+        parts, wanted[name] = (writer or WRITERS[kind])(tensors.pop(name))
+        tensors |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIGS[kind]}))
+    return wanted
+
+
+def opened(path: Path) -> Checkpoint:
+    checkpoint = open_checkpoint(str(path))
+    checkpoint.bind(build_empty(checkpoint.config_copy()))
+    return checkpoint
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_stored_numbers_are_kept(kind: str, tmp_path: Path) -> None:
+    wanted = write(tmp_path / "checkpoint", kind)
+    checkpoint = opened(tmp_path / "checkpoint")
+    for name, values in wanted.items():
+        assert torch.equal(checkpoint[name], values), name
+        quantised = checkpoint.quantised(name)
+        assert quantised is not None
+        assert quantised.scheme == Scheme(8 if kind.endswith("8") else 4, GROUP)
+        assert torch.equal(dequantise(quantised), values), name
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_an_export_keeps_them_through_merged_projections(kind: str, tmp_path: Path) -> None:
+    """Only activations are rounded then, so the logits are far nearer than any new rounding to 4 bits would leave them."""
+    write(tmp_path / "checkpoint", kind)
+    target = export(tmp_path / "checkpoint", tmp_path / "bundle", weights="keep").manifest.target
+    assert (target.quantisation.method, target.quantisation.bits, target.quantisation.block_size) == ("keep", 4, GROUP)
+    assert target.quantisation.tensors is not None
+    assert set(target.quantisation.tensors) == {"model.embed_tokens.weight"}
+    assert target.fidelity is not None
+    assert target.fidelity.relative_rms < 0.03
+
+
+def test_act_order_is_read_and_refitted(tmp_path: Path) -> None:
+    """Groups of scattered columns are no blocks: the values are read right, and rounded anew at 8 bits."""
+
+    def writer(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        groups = torch.arange(weight.shape[1]) // GROUP
+        return gptq(weight, order=groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))])
+
+    wanted = write(tmp_path / "checkpoint", "gptq", writer)
+    checkpoint = opened(tmp_path / "checkpoint")
+    name, values = next(iter(wanted.items()))
+    assert torch.equal(checkpoint[name], values)
+    assert checkpoint.quantised(name) is None
+    target = export(tmp_path / "checkpoint", tmp_path / "bundle", weights="keep").manifest.target
+    assert target.quantisation.bits == 8
+
+
+@pytest.mark.parametrize(("kind", "scheme"), [("Q4_0", Scheme(4, 32)), ("Q5_0", Scheme(8, 32)), ("Q8_0", Scheme(8, 32)), ("Q4_1", None)])
+def test_gguf_types_without_a_minimum_are_kept(kind: str, scheme: Scheme | None, tmp_path: Path) -> None:
+    """Q and K are stored with their rows in another order, which codes and scales must follow."""
+    checkpoint = opened(write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind]))
+    for name in checkpoint:
+        if not name.endswith(("proj.weight", "tokens.weight")):
+            continue
+        quantised = checkpoint.quantised(name)
+        assert (quantised and quantised.scheme) == scheme
+        if quantised is not None:
+            assert torch.equal(dequantise(quantised), checkpoint[name]), name
+
+
+def test_q6_k_blocks_are_kept() -> None:
+    """Random bytes are a valid Q6_K tensor: 210 for every 256 weights."""
+    kind = gguf.GGMLQuantizationType.Q6_K
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (8, 2 * 210), dtype=np.uint8)
+    data.reshape(8, 2, 210)[:, :, 208:] = np.array([0.01], np.float16).view(np.uint8)
+    bits, size, scale_of = EXACT[kind]
+    values, scales = torch.from_numpy(gguf.dequantize(data, kind)), torch.from_numpy(scale_of(data.reshape(8, 2, 210)))
+    groups = torch.arange(512) // size
+    codes = (values / torch.where(scales == 0, 1.0, scales)[:, groups]).round() + 32
+    packed = Packed(codes.to(torch.uint8), scales, torch.full(scales.shape, 32), groups, bits)
+    quantised = packed.quantised()
+    assert quantised is not None
+    assert quantised.scheme == Scheme(8, 16)
+    assert torch.equal(dequantise(quantised), values)
+
+
+def test_a_config_that_disagrees_with_its_tensors(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    write(folder, "gptq")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for changes in ({"bits": 8}, {"bits": 3}, {"bits": 2}):
+        path.write_text(json.dumps({**config, "quantization_config": {**config["quantization_config"], **changes}}))
+        with pytest.raises(CheckpointError, match=r"layers\.\d.*quantization_config"):
+            export(folder, tmp_path / "bundle", weights="int8")
+
+
+def test_methods_that_are_not_read_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    write(folder, "gptq")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(UnsupportedModelError, match="hqq"):
+        export(folder, tmp_path / "bundle")
+
+
+def test_nothing_to_keep_in_a_float_checkpoint(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match="float weights"):
+        export(llama, tmp_path / "bundle", weights="keep")
+
+
+def test_compressed_tensors_own_packing() -> None:
+    """The library's packing is what the test writes."""
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    codes, _, zeros = rounded(torch.randn(16, 64, generator=torch.Generator().manual_seed(0)), 4)
+    assert torch.equal(helpers.pack_to_int32((codes - 8).to(torch.int8), 4), words(codes, 4))
+    assert torch.equal(helpers.pack_to_int32((zeros - 8).to(torch.int8), 4, packed_dim=0), words(zeros.T, 4).T)
