@@ -341,6 +341,8 @@ def _check(manifest: Manifest, where: str) -> None:
         need(
             drafter.model is None or drafter.model in manifest.models, f"drafters[{index}].model", drafter.model, "is not among the models"
         )
+        # One model has one KV cache: drafting with the target's own would overwrite what the target has accepted.
+        need(drafter.model != "target", f"drafters[{index}].model", drafter.model, "is the target, which cannot draft for itself")
     for index, wide in enumerate(manifest.exactness.widths if manifest.exactness else ()):
         need(0 < wide <= 2**16, f"exactness.widths[{index}]", wide, "is out of range")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -36,6 +37,18 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids, with what the tokenizer itself puts before a text."""
         return list(self._tokenizer(text)["input_ids"])
+
+    def check_ids(self, vocab_size: int, texts: Iterable[str]) -> None:
+        """Refuse a tokenizer that gives ordinary text ids which the model does not have.
+
+        A few tokens beyond the model's vocabulary are common and harmless: Gemma-3's text models share the tokenizer of
+        the multimodal ones, whose placeholder for an image is one more.
+        """
+        for text in texts:
+            largest = max(self.encode(text), default=0)
+            if largest >= vocab_size:
+                name = self._checkpoint.origin.name
+                raise CheckpointError(f"{name}: the tokenizer has {len(self)} tokens and the model only {vocab_size}")
 
     @property
     def fingerprint(self) -> str:
@@ -81,8 +94,13 @@ class Tokenizer:
         """Ids that end a text: the generation configuration's, else the model's, and the tokenizer's own."""
         ids: set[int] = set()
         folder = self._checkpoint.origin.folder
-        if (folder / "generation_config.json").is_file():
-            ids |= _as_set(GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id)
+        # A GGUF's folder may hold the files of other models.
+        if self._checkpoint.origin.gguf_file is None and (folder / "generation_config.json").is_file():
+            try:
+                ids |= _as_set(GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id)
+            except (OSError, ValueError, TypeError) as error:
+                raise CheckpointError(f"{folder / 'generation_config.json'}: cannot be read: {str(error).splitlines()[0]}") from error
+        ids |= self._checkpoint.end_ids()
         ids |= ids or _as_set(self._checkpoint.config.get_text_config().eos_token_id)
         ids |= _as_set(self._tokenizer.eos_token_id)
         vocab_size = self._checkpoint.config.get_text_config().vocab_size

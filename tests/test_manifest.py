@@ -160,6 +160,7 @@ def test_defaults_may_be_left_out() -> None:
         (("tokenizer", "eos_ids"), [49152], "tokenizer.eos_ids"),
         (("tokenizer", "bos_id"), -1, "tokenizer.bos_id"),
         (("drafters", 1, "model"), "other", "drafters[1].model"),
+        (("drafters", 1, "model"), "target", "drafters[1].model"),
         (("models", "target", "pass_ms"), {"zero": 1.0}, "models.target.pass_ms"),
         (("models", "target", "architecture"), "\ud800", "models.target.architecture"),
         (("models", "a\nb"), VALID_MODEL, "models"),

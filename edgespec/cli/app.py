@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # A model may write any character; a terminal that cannot show one gets a question mark and not an error.
             stream.reconfigure(errors="replace")
+
+    # A polite kill cleans up as Ctrl-C does: half-written bundles go.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
     def invoke() -> int:
         # Not cli.main(): that turns a closed pipe into exit code 1, which is verify's word for a difference.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -110,4 +113,16 @@ def test_force_does_not_replace_what_is_no_bundle(llama: Path, tmp_path: Path) -
 def test_a_miss_fails_the_export(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match="--max-kl"):
         export(llama, tmp_path / "bundle", weights="int4", max_kl=1e-9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_polite_kill_leaves_nothing(llama: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edgespec", "export", str(llama), "-o", str(tmp_path / "new" / "deep" / "bundle")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("target: tracing"):  # printed whole when the step is done: the folder is being filled now
+            break
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
