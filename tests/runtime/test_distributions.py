@@ -222,7 +222,7 @@ def test_every_processor(name: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_processor_at_every_acceptance(name: str, level: str) -> None:
     for processor in PROCESSORS:
-        assert misses(name, processor, level, 6000, seed=1)[0] == [], processor
+        assert misses(name, processor, level, 3000, seed=1)[0] == [], processor
 
 
 def test_acceptance_is_as_low_and_as_high_as_designed() -> None:
