@@ -119,7 +119,7 @@ def test_a_draft_with_another_tokenizer(llama: Path, broken: Path, tmp_path: Pat
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=258)
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=64, pad_token_id=0, bos_token_id=0, eos_token_id=0)
     assert "259 tokens" in refused(checkpoint, tmp_path)
 
 
