@@ -141,7 +141,10 @@ def test_checked_scores_near_ties_again(tmp_path: Path) -> None:
         assert plain.text == "bcdefghijklmnopqrstuvwxyzabcde", "in passes of one token the letter leads"
         assert (plain.stats.exactness, plain.stats.rechecked) == ("checked", 0)
         for length in (1, 2, 3, 5):
+            passes = engine._model("target").passes
             found = engine.generate("a", drafter="draft", draft_length=length, max_new_tokens=30)
+            again = engine._model("target").passes - passes - found.stats.target_passes - found.stats.prefill_passes
+            assert again <= found.stats.new_tokens, "a row is computed again once at most"
             assert found.token_ids == plain.token_ids
             assert found.stats.rechecked > 5
             assert found.stats.new_tokens == found.stats.accepted + found.stats.own_tokens
