@@ -29,6 +29,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._open: dict[Path, Any] = {}
         self._aliases: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
+        self._unused: list[str] = []
         self._format = find_format(config, origin.name)
         # Names of weights that are stored as whole numbers, with the module that they belong to.
         self._modules: dict[str, str] = {}
@@ -45,6 +46,26 @@ class SafetensorsCheckpoint(Checkpoint):
         assert isinstance(model, PreTrainedModel)
         found = find_renaming(model, [*self._modules, *(name for name in self._files if name not in self._modules)])
         self._aliases, self._conversions = found.aliases, found.conversions
+        taken = {*model.state_dict(), *found.aliases.values()}
+        taken.update(part for made in found.conversions.values() for parts in made.parts.values() for part in parts)
+        self._unused = sorted(name for name in self._files if name not in taken and not self._is_part(name, taken))
+
+    def _is_part(self, stored: str, taken: set[str]) -> bool:
+        """Whether ``stored`` is a part (scales, say) of a packed weight that has a place."""
+        module = self._format.module(stored) if self._format is not None else None
+        return module is not None and f"{module}.weight" in self._modules and f"{module}.weight" in taken
+
+    def unused(self) -> list[str]:
+        return self._unused
+
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._aliases.get(name, name)
+        if name in self._conversions or stored in self._modules or stored not in self._files:
+            return None
+        try:
+            return tuple(self._reader(self._files[stored]).get_slice(stored).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self._files[stored]}: tensor {stored} cannot be read: {error}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         conversion = self._conversions.get(name)
@@ -94,7 +115,7 @@ def _locate(folder: Path) -> dict[str, Path]:
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = {str(name): folder / Path(str(file)).name for name, file in weight_map.items()}
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, IndexError, RecursionError) as error:
             raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from error
         for path in sorted(set(files.values())):
             if not path.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 from tqdm import tqdm
@@ -14,6 +15,7 @@ from edgespec.export.config import ExportConfig
 from edgespec.export.corpus import CALIBRATION
 from edgespec.export.quantise.blockwise import Quantised
 from edgespec.export.quantise.calibrate import QuantisedStore, calibrated
+from edgespec.export.quantise.mixed import allot, describe, sensitivities
 from edgespec.export.recipe import Plan, Scheme
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.manifest import Quantisation, TensorForm
@@ -67,11 +69,19 @@ def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, matrices: Se
     if kind == "keep":
         return Choice(kept(checkpoint, matrices), "keep", checkpoint)
     plan = Plan(Scheme(BITS[kind], config.block_size) if kind in BITS else None)
-    if plan.default is None or method != "gptq":
+    if kind != "mixed" and (plan.default is None or method != "gptq"):
         return Choice(plan, method, checkpoint)
     ids = calibration_ids(config, tokenizer)
     model_config = checkpoint.config_copy()
     total = model_config.get_text_config().num_hidden_layers
+    if kind == "mixed":
+        with tqdm(total=total, desc=f"{name}: measuring", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
+            found = sensitivities(checkpoint, checkpoint.config_copy(), ids, config.block_size, lambda: bar.update() and None)
+        plan = allot(found, config.block_size, config.target_size)
+        if not config.quiet:
+            print(describe(found, plan), file=sys.stderr)
+        if method != "gptq":
+            return Choice(plan, method, checkpoint)
     with tqdm(total=total, desc=f"{name}: calibrating", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
         store = calibrated(checkpoint, model_config, ids, plan, lambda: bar.update() and None)
     return Choice(plan, method, checkpoint, store)
