@@ -22,6 +22,8 @@ from edgespec.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 CARD = "README.md"
+# The same weights in the layouts of other libraries, which some repositories have besides transformers'.
+OTHER_COPIES = ["consolidated*", "original/*"]
 
 
 def is_hub_id(name: str) -> bool:
@@ -40,7 +42,7 @@ def download(repo: str, patterns: list[str], *, instead: str, revision: str | No
     hub = _huggingface_hub()
     errors = hub.errors
     try:
-        return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, local_dir=folder))
+        return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=OTHER_COPIES, local_dir=folder))
     except errors.GatedRepoError as error:
         raise CheckpointError(f"{repo}: access is restricted; accept its terms on the Hub and log in with: hf auth login") from error
     except errors.RevisionNotFoundError as error:

@@ -22,6 +22,7 @@ from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, CheckpointError, UsageError
 from edgespec.export import parity
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
+from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
 from edgespec.export.corpus import HELD
 from edgespec.export.passes import pipeline
@@ -34,7 +35,7 @@ from edgespec.export.standins import dense_experts
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
-from edgespec.export.trace.model import build_empty
+from edgespec.export.trace.model import build_empty, tied_names
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
     FORMAT_VERSION,
@@ -217,8 +218,15 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
 def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, quiet: bool) -> Decoder:
     for line in () if quiet else dense_experts(model):
         print(line, file=sys.stderr)
-    with _step(f"{name}: tracing", quiet):
+    checkpoint.bind(model)
+    if is_untied(checkpoint, tied_names(model)):
+        # As transformers does: what is stored apart and differs is apart, whatever the configuration says.
+        for part in (checkpoint.config, checkpoint.config.get_text_config()):
+            part.tie_word_embeddings = False
+        model = build_empty(checkpoint.config_copy())
         checkpoint.bind(model)
+    check_complete(checkpoint, model, tied_names(model))
+    with _step(f"{name}: tracing", quiet):
         fix_angles(model)
         traced = trace(model)
     return Decoder(checkpoint, traced)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from edgespec.export.checkpoint import Checkpoint
+from edgespec.export.checkpoint import Checkpoint, Origin
 from edgespec.export.quantise import Quantised, join, quantise
 from edgespec.export.recipe import KEY, Recipe, Scheme, get_recipe
 
@@ -39,7 +39,7 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("wb")
-        self._places: dict[tuple[str, Recipe], Place] = {}
+        self._places: dict[tuple[Origin, Recipe], Place] = {}
 
     def __enter__(self) -> WeightFile:
         return self
@@ -65,10 +65,10 @@ class WeightFile:
             recipe = get_recipe(value)
             if recipe is None:
                 continue
-            key = (checkpoint.origin.name, recipe)
+            key = (checkpoint.origin, recipe)
             if key not in self._places:
                 for part, array in _make(recipe, checkpoint, ready, method).items():
-                    self._places[checkpoint.origin.name, dataclasses.replace(recipe, part=part)] = self._append(array)
+                    self._places[checkpoint.origin, dataclasses.replace(recipe, part=part)] = self._append(array)
             self._point(value, self._places[key])
             del value.metadata_props[KEY]
             if on_tensor:

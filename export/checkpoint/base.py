@@ -14,6 +14,8 @@ import torch
 from edgespec.errors import CheckpointError
 from edgespec.export.quantise.blockwise import Quantised
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -52,6 +54,14 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
     @abc.abstractmethod
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
+
+    @abc.abstractmethod
+    def unused(self) -> list[str]:
+        """Stored tensors that the bound model has no place for, by their stored names."""
+
+    @abc.abstractmethod
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor as it is stored, None where it is made of others, packed, or not there."""
 
     def bind(self, model: torch.nn.Module) -> None:
         """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""
@@ -97,6 +107,8 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
             tensor = self[name]
         except KeyError as error:
             raise CheckpointError(f"{self.origin.name}: has no tensor {name}; the checkpoint is incomplete") from error
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(f"{self.origin.name}: tensor {name} is of type {tensor.dtype}, quantised in a form that cannot be read")
         tensor = tensor.to(torch.float32)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{self.origin.name}: tensor {name} has values that are not finite")

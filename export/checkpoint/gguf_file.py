@@ -20,6 +20,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from edgespec.errors import CheckpointError, UnsupportedModelError
+from edgespec.export.checkpoint import rope_factors
 from edgespec.export.checkpoint.base import Checkpoint, Origin
 from edgespec.export.checkpoint.packed import Packed
 from edgespec.export.quantise.blockwise import Quantised
@@ -34,6 +35,9 @@ class GgufCheckpoint(Checkpoint):
         self.path = origin.folder / origin.gguf_file
         reader = read_gguf(self.path)
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        # An instruct model often ends its turns with another token than its texts.
+        ends = (reader.get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+        self._end_ids = {int(field.contents()) for field in ends if field is not None}
         architecture = gguf_architecture(reader, self.path)
         self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
         self._stored: dict[str, str] = {}
@@ -45,10 +49,15 @@ class GgufCheckpoint(Checkpoint):
             raise UnsupportedModelError(f"{self.path}: no table of tensor names for this architecture: {error}") from error
         self._stored = {ours: theirs for theirs, ours in mapping.items() if theirs in self._tensors}
 
+    def unused(self) -> list[str]:
+        return sorted(self._tensors.keys() - set(self._stored.values()) - {rope_factors.NAME})
+
+    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._stored.get(name)
+        return tuple(int(dim) for dim in reversed(self._tensors[stored].shape)) if stored is not None else None
+
     def end_ids(self) -> set[int]:
-        # An instruct model often ends its turns with another token than its texts.
-        fields = (read_gguf(self.path).get_field(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
-        return {int(field.contents()) for field in fields if field is not None}
+        return self._end_ids
 
     def forget_header(self) -> None:
         # A vocabulary of 50,000 tokens takes 150 MB in the reader's form.
@@ -158,3 +167,21 @@ def gguf_text(reader: GGUFReader, key: str) -> str | None:
         return None
     value = field.contents()
     return value if isinstance(value, str) else None
+
+
+def scaled_rope(reader: GGUFReader, config: Any, path: Path) -> dict[str, Any] | None:
+    """transformers' ``rope_parameters`` where the file has factors for its rotary frequencies, else None.
+
+    Raises:
+        UnsupportedModelError: no published scaling gives these factors.
+    """
+    tensor = next((tensor for tensor in reader.tensors if tensor.name == rope_factors.NAME), None)
+    if tensor is None:
+        return None
+    factors = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float64).reshape(-1)
+    found = rope_factors.rope_parameters(factors, dict(config.rope_parameters))
+    if found is None:
+        raise UnsupportedModelError(
+            f"{path}: scales its rotary frequencies ({rope_factors.NAME}) in a way that is not known; export from the original checkpoint"
+        )
+    return found

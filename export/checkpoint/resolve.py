@@ -32,7 +32,7 @@ def open_checkpoint(source: str, *, revision: str | None = None, trust_remote_co
         raise CheckpointError(f"{path}: is a file; give a checkpoint folder, a .gguf file or a Hub id")
     if path.is_absolute() or source.startswith((".", "~")) or not is_hub_id(source):
         raise CheckpointError(f"{source}: no such folder or file")
-    return _open_folder(_download(source, revision), trust_remote_code)
+    return _open_folder(_download(source, revision, trust_remote_code), trust_remote_code)
 
 
 def _open_folder(origin: Origin, trust_remote_code: bool) -> Checkpoint:
@@ -45,11 +45,15 @@ def _open_folder(origin: Origin, trust_remote_code: bool) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from edgespec.export.checkpoint.gguf_file import GgufCheckpoint, gguf_text, read_gguf
+    from edgespec.export.checkpoint.gguf_file import GgufCheckpoint, gguf_text, read_gguf, scaled_rope
 
     licence = gguf_text(read_gguf(path), "general.license")
     origin = Origin(name=path.name, folder=path.parent, licence=licence, gguf_file=path.name)
-    return GgufCheckpoint(origin, _config(origin, trust_remote_code=False))
+    config = _config(origin, trust_remote_code=False)
+    rope = scaled_rope(read_gguf(path), config, path)
+    if rope is not None:
+        config.rope_parameters = rope
+    return GgufCheckpoint(origin, config)
 
 
 def _config(origin: Origin, *, trust_remote_code: bool) -> Any:
@@ -74,6 +78,7 @@ def _licence(folder: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _download(source: str, revision: str | None) -> Origin:
-    folder = download(source, HUB_FILES, instead="a checkpoint folder or a .gguf file", revision=revision)
+def _download(source: str, revision: str | None, trust_remote_code: bool) -> Origin:
+    patterns = [*HUB_FILES, *(["*.py"] if trust_remote_code else [])]
+    folder = download(source, patterns, instead="a checkpoint folder or a .gguf file", revision=revision)
     return Origin(name=source, folder=folder, revision=folder.name, licence=_licence(folder))

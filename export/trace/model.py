@@ -37,7 +37,10 @@ def build_empty(config: Any, attention: str = IMPLEMENTATION) -> PreTrainedModel
         task = TASK_MULTIMODAL if multimodal else TASK
         auto_class = TasksManager.get_model_class_for_task(task, framework="pt", model_type=config.model_type)
         with no_init_weights(), init_empty_weights(include_buffers=False):
-            model = auto_class.from_config(config, attn_implementation=attention, experts_implementation=attention, dtype=torch.float32)
+            options = {"attn_implementation": attention, "experts_implementation": attention, "dtype": torch.float32}
+            # A configuration that came as code was let in when it was opened; its model is from the same source.
+            own_code = type(config).__module__.startswith("transformers_modules")
+            model = auto_class.from_config(config, **options, **({"trust_remote_code": True} if own_code else {}))
     except (ValueError, KeyError, ImportError) as error:
         if error.args == (IMPLEMENTATION,):  # it looks the name up in a table of its own classes
             plain = build_empty(config, "eager")

@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import edgespec
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, UnsupportedModelError, UsageError
+from edgespec.runtime.model import Model
+from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.architectures import REFUSED
 from tests.export.conftest import export
 from tests.helpers.bundles import byte_tokenizer
@@ -118,9 +121,58 @@ def test_a_draft_with_another_tokenizer(llama: Path, broken: Path, tmp_path: Pat
     assert "another tokenizer" in refused(llama, tmp_path, draft=str(broken))
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=64, pad_token_id=0, bos_token_id=0, eos_token_id=0)
-    assert "259 tokens" in refused(checkpoint, tmp_path)
+def test_a_tokenizer_whose_text_the_model_cannot_read(tmp_path: Path) -> None:
+    ends = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=110, **ends)  # "z" is byte 122
+    message = refused(checkpoint, tmp_path)
+    assert "259 tokens" in message
+    assert "110" in message
+
+
+def test_a_few_tokens_beyond_the_vocabulary_are_harmless(tmp_path: Path) -> None:
+    """As in Gemma-3, whose text models have the tokenizer of the multimodal ones."""
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=258)
+    report = export(checkpoint, tmp_path / "bundle")
+    with edgespec.load(report.output, threads=1) as engine:
+        assert len(engine.generate("hello", max_new_tokens=8, ignore_eos=True).token_ids) == 8
+
+
+def test_tensors_without_a_place_are_named(broken: Path, tmp_path: Path) -> None:
+    """Scales of a form that cannot be read, or a layer too many: left out in silence they would make another model."""
+    path = broken / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("model.layers.0.mlp.up_proj.weight_scale", "model.layers.7.mlp.up_proj.weight"):
+        save_file({**tensors, name: torch.ones(4)}, path, metadata={"format": "pt"})
+        assert name in refused(broken, tmp_path)
+    save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, path, metadata={"format": "pt"})
+    export(broken, tmp_path / "bundle")
+
+
+def test_types_that_cannot_be_read_and_shapes_that_do_not_fit_are_named(broken: Path, tmp_path: Path) -> None:
+    path, name = broken / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(path)
+    save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, path, metadata={"format": "pt"})
+    message = refused(broken, tmp_path)
+    assert name in message
+    assert "float8" in message
+    save_file({**tensors, name: tensors[name][:5].contiguous()}, path, metadata={"format": "pt"})
+    message = refused(broken, tmp_path)
+    assert name in message
+    assert "shape" in message
+
+
+def test_a_head_stored_apart_is_kept_apart_whatever_the_configuration_says(broken: Path, tmp_path: Path) -> None:
+    path = broken / "model.safetensors"
+    tensors = load_file(path)
+    assert "lm_head.weight" not in tensors
+    head = torch.randn_like(tensors["model.embed_tokens.weight"])
+    save_file({**tensors, "lm_head.weight": head}, path, metadata={"format": "pt"})
+    report = export(broken, tmp_path / "bundle")
+    spec = report.manifest.target
+    model = Model(report.output / spec.graph, spec, capacity=32, threads=1, providers=DEFAULT_PROVIDERS)
+    with torch.no_grad():
+        wanted = AutoModelForCausalLM.from_pretrained(broken, dtype=torch.float32)(torch.tensor([[5, 6, 7]])).logits[0].numpy()
+    assert abs(model.run([5, 6, 7], range(3)) - wanted).max() < 1e-4
 
 
 def test_a_tokenizer_that_is_missing(broken: Path, tmp_path: Path) -> None:

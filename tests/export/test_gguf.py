@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GgufConfig
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint import open_checkpoint
+from edgespec.export.checkpoint.rope_factors import rope_parameters
 from edgespec.export.trace.model import build_empty
 from tests.export.conftest import export
 from tests.helpers.bundles import byte_tokenizer
@@ -19,7 +22,13 @@ from tests.helpers.bundles import byte_tokenizer
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT, VOCAB = 64, 4, 2, 96, 2, 64, 288
 
 
-def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = "llama") -> Path:
+def write_gguf(
+    path: Path,
+    kind: gguf.GGMLQuantizationType,
+    architecture: str = "llama",
+    extra: Mapping[str, np.ndarray] | None = None,
+    end_of_turn: int | None = None,
+) -> Path:
     """A random model with the byte-level tokenizer of the tests."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -40,7 +49,11 @@ def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, architecture: str = 
     writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
     writer.add_eos_token_id(vocabulary["<eos>"])
     writer.add_bos_token_id(vocabulary["<eos>"])
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
     writer.add_license("mit")
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     rng = np.random.default_rng(0)
     kv = KV_HEADS * HIDDEN // HEADS
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
@@ -98,3 +111,36 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, architecture="wavenet")
     with pytest.raises(CheckpointError, match="wavenet"):
         open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192)])
+def test_llama_3_rope_factors_become_its_scaling(factor: float, original: int) -> None:
+    """The factors as llama.cpp's converter writes them, against the frequencies that transformers makes of the scaling."""
+    default = {"rope_type": "default", "rope_theta": 500000.0}
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, head_dim=128, rope_parameters=default)
+    wanted = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    wanted["original_max_position_embeddings"] = original
+    plain = LlamaRotaryEmbedding(config).inv_freq.double()
+    config.rope_parameters = wanted
+    factors = (plain / LlamaRotaryEmbedding(config).inv_freq.double()).numpy()
+    assert rope_parameters(factors, default) == wanted
+    assert rope_parameters(factors * 1.1, default) is None
+
+
+def test_unknown_rope_factors_are_refused_by_name(tmp_path: Path) -> None:
+    factors = np.linspace(1, 3, HIDDEN // HEADS // 2, dtype=np.float32)
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, extra={"rope_freqs.weight": factors})
+    with pytest.raises(CheckpointError, match="rope_freqs"):
+        open_checkpoint(str(path))
+
+
+def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}
+    with pytest.raises(CheckpointError, match="attn_sinks"):
+        export(write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, extra=extra), tmp_path / "bundle")
+
+
+def test_ends_of_text_come_from_the_file_and_not_from_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [65, 66]}')
+    report = export(write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32, end_of_turn=257), tmp_path / "bundle")
+    assert report.manifest.tokenizer.eos_ids == (256, 257)
