@@ -22,6 +22,9 @@ class EarlyExit(GraphPass):
         total = len(marks)
         if not 1 <= self.layers < total:
             raise UsageError(f"--draft layers:{self.layers}: the target has {total} layers; choose 1 to {total - 1}")
+        if any(dialect_nodes(graph, "SharedAttention")):
+            # Such a model's embeddings and widths depend on its depth, so its first layers are no smaller model of its kind.
+            raise UsageError(f"--draft layers:{self.layers}: layers of the target share KV, so it cannot be cut; name a draft model")
         marks[total - 1].replace_all_uses_with(marks[self.layers - 1])
         _drop_kv(graph, self.layers)
         return True

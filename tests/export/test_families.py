@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from edgespec.errors import CapacityError
+from edgespec.errors import CapacityError, UsageError
 from edgespec.export.trace.angles import steady_length
 from edgespec.manifest import read_manifest
 from edgespec.runtime.model import Model
@@ -184,8 +184,11 @@ def test_the_manifest_says_what_each_layer_keeps(tmp_path: Path) -> None:
 
 def test_layers_that_share_kv_have_no_buffers_of_their_own(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.architecture == "gemma4_text")
-    target = read_manifest(Exported.make(case, tmp_path).bundle).target
+    exported = Exported.make(case, tmp_path)
+    target = read_manifest(exported.bundle).target
     assert [(layer.window, layer.key_dim) for layer in target.layers] == [(8, 16), (8, 16), (None, 32)]
+    with pytest.raises(UsageError, match="layers of the target share KV"):
+        export(tmp_path / "checkpoint", tmp_path / "cut", draft="layers:2")
 
 
 def test_a_context_is_kept_to_where_rotary_angles_are_steady(tmp_path: Path) -> None:
