@@ -36,6 +36,7 @@ from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty, tied_names
+from edgespec.export.trace.windows import check_windows
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
     FORMAT_VERSION,
@@ -98,7 +99,7 @@ def prepare(config: ExportConfig) -> Prepared:
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
         checkpoint.forget_header()
         tokenizer.check_ids(checkpoint.config.get_text_config().vocab_size, HELD)
-    return Prepared(config, _decoder(checkpoint, model, "target", config.quiet), tokenizer, capacity, started)
+    return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started)
 
 
 def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
@@ -212,10 +213,10 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
         model = build_empty(checkpoint.config_copy())
         _capacity(model, config, prepared.capacity, f"--draft {draft}")
         checkpoint.forget_header()
-    return _decoder(checkpoint, model, "draft", config.quiet)
+    return _decoder(checkpoint, model, "draft", prepared.capacity, config.quiet)
 
 
-def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, quiet: bool) -> Decoder:
+def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, capacity: int, quiet: bool) -> Decoder:
     for line in () if quiet else dense_experts(model):
         print(line, file=sys.stderr)
     checkpoint.bind(model)
@@ -229,6 +230,7 @@ def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, quiet: b
     with _step(f"{name}: tracing", quiet):
         fix_angles(model)
         traced = trace(model)
+    check_windows(checkpoint.config.get_text_config(), traced.layers, capacity)
     return Decoder(checkpoint, traced)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import edgespec
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, UnsupportedModelError, UsageError
+from edgespec.export.trace.windows import check_windows
+from edgespec.manifest import KvLayer
 from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.architectures import REFUSED
@@ -196,3 +200,21 @@ def test_options_out_of_range(llama: Path, tmp_path: Path) -> None:
         with pytest.raises(error, match=named):
             export(llama, tmp_path / "bundle", **options)
         assert not (tmp_path / "bundle").exists()
+
+
+def test_a_window_that_only_the_mask_has_is_refused_beyond_it(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "phimoe", sliding_window=16, num_local_experts=2, num_hidden_layers=1)
+    message = refused(checkpoint, tmp_path)
+    assert "layer 0" in message
+    assert "--context 16" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "refuses"), [("sliding_attention", None, True), ("sliding_attention", 8, False), ("full_attention", None, False)]
+)
+def test_windows_are_compared_layer_by_layer(kind: str, window: int | None, refuses: bool) -> None:
+    config = SimpleNamespace(model_type="x", sliding_window=8, layer_types=["full_attention", kind])
+    layers = [KvLayer(1, 4, 4), KvLayer(1, 4, 4, window)]
+    check_windows(config, layers, capacity=8)  # within the window nothing is hidden
+    with pytest.raises(UnsupportedModelError, match="layer 1") if refuses else contextlib.nullcontext():
+        check_windows(config, layers, capacity=9)
