@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from edgespec.errors import EdgespecError
 from edgespec.export.passes.cancel_layout import CancelLayout
 from edgespec.export.passes.constant_shapes import ConstantShapes
 from edgespec.export.passes.early_exit import EarlyExit
@@ -26,11 +27,23 @@ from edgespec.export.passes.tidy import Tidy
 from edgespec.export.recipe import Plan, Scheme
 
 
-def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> ir.passes.Sequential:
+class Pipeline(ir.passes.Sequential):
+    """Passes in order. An error that a pass raises on purpose arrives as it is, and not as one of onnx_ir's."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        try:
+            return super().call(model)
+        except ir.passes.PassError as error:
+            if isinstance(error.__cause__, EdgespecError):
+                raise error.__cause__ from None
+            raise
+
+
+def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> Pipeline:
     """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers."""
     plan = Plan.of(plan)
     cut = [EarlyExit(early_exit)] if early_exit is not None else []
-    return ir.passes.Sequential(
+    return Pipeline(
         *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
         RemoveMarkers(),  # so that later passes see what really follows what
         ConstantShapes(),  # before folding: shapes that are constant here are not computed there
