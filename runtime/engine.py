@@ -150,31 +150,32 @@ class Engine:
         """Milliseconds of one draft step, by drafter that has a model."""
         return dict(self._costs.draft_ms)
 
-    def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
+    def generate(self, prompt: Prompt, options: GenerationOptions | None = None, **more: Any) -> GenerationResult:
         """Generate a whole text. Arguments and errors are those of :meth:`stream`."""
-        return self.stream(prompt, **options).result()
+        return self.stream(prompt, options, **more).result()
 
-    def stream(self, prompt: Prompt, *, stats: Stats | None = None, **options: Any) -> Stream:
+    def stream(self, prompt: Prompt, options: GenerationOptions | None = None, *, stats: Stats | None = None, **more: Any) -> Stream:
         """Generate piece by piece, also in an ``async for``. Stopping or closing the stream early is fine, from any thread.
 
         Args:
             prompt: a text, a list of messages (``{"role": ..., "content": ...}``), or token ids used as they are.
+            options: how, all fields documented.
             stats: counters to fill, for a caller who wants them.
-            options: fields of :class:`~edgespec.runtime.options.GenerationOptions`.
+            more: fields of :class:`~edgespec.runtime.options.GenerationOptions`, instead of ``options`` or on top of them.
 
         Raises:
             UsageError: an option is out of range, the prompt is empty, or another generation is running.
             CapacityError: the prompt does not fit.
             RuntimeFailure: a pass fails, or its logits are not finite.
         """
-        return self._start(prompt, GenerationOptions.of(**options), Stats() if stats is None else stats)
+        return self._start(prompt, GenerationOptions.of(options, **more), Stats() if stats is None else stats)
 
-    def generate_many(self, prompts: Iterable[Prompt], **options: Any) -> list[GenerationResult]:
+    def generate_many(self, prompts: Iterable[Prompt], options: GenerationOptions | None = None, **more: Any) -> list[GenerationResult]:
         """One result for each prompt, in order; what a prompt shares with the one before it is not computed again.
 
         Everything is checked before the first one runs. Arguments and errors are otherwise those of :meth:`stream`.
         """
-        streams = [self.stream(prompt, **options) for prompt in prompts]
+        streams = [self.stream(prompt, options, **more) for prompt in prompts]
         return [stream.result() for stream in streams]
 
     def stop(self) -> None:

@@ -84,8 +84,8 @@ class GenerationOptions:
     """The whole text is derived by this context-free grammar (llguidance's dialect of Lark)."""
 
     @classmethod
-    def of(cls, **options: Any) -> GenerationOptions:
-        """Options from keywords.
+    def of(cls, base: GenerationOptions | None = None, /, **options: Any) -> GenerationOptions:
+        """Options from keywords, on top of ``base``.
 
         Raises:
             UsageError: also for an unknown name.
@@ -98,13 +98,19 @@ class GenerationOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; there are {', '.join(known)}")
-        stop = options.pop("stop", None) or ()
-        if not isinstance(stop, (str, Sequence)):
-            raise UsageError(f"stop: expected texts, found {stop!r}")
+        if "stop" in options:
+            stop = options["stop"] or ()
+            if not isinstance(stop, (str, Sequence)):
+                raise UsageError(f"stop: expected texts, found {stop!r}")
+            options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         for name in ("banned_tokens", "forced_tokens"):
             if name in options:
                 options[name] = _ids(name, options[name])
-        return cls(**options, stop=(stop,) if isinstance(stop, str) else tuple(stop))
+        if base is None:
+            return cls(**options)
+        if not isinstance(base, GenerationOptions):
+            raise UsageError(f"options: expected GenerationOptions, found {type(base).__name__}")
+        return dataclasses.replace(base, **options)
 
     def __post_init__(self) -> None:
         def need(condition: bool, name: str, rule: str) -> None:
@@ -122,7 +128,7 @@ class GenerationOptions:
         need(self.exactness in ("exact", "fast"), "exactness", "is neither exact nor fast")
         need(_whole(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", "is not a number from 1")
         need(_whole(self.min_new_tokens) and self.min_new_tokens >= 0, "min_new_tokens", "is not a number from 0")
-        need(all(isinstance(text, str) and text for text in self.stop), "stop", "has an entry that is not a text")
+        need(all(isinstance(text, str) and text for text in self.stop), "stop", "has an entry that is empty or not a text")
         self._check_sampling(need)
         self._check_penalties(need)
         self._check_grammars(need)

@@ -19,13 +19,14 @@ def run(code: str, *arguments: str) -> dict[str, object]:
 
 def test_import_is_light_and_quick() -> None:
     code = (
-        "import json, sys, time; start = time.perf_counter(); import edgespec.runtime; "
-        "print(json.dumps({'s': time.perf_counter() - start, 'modules': list(sys.modules)}))"
+        # Time of the processor, not of the clock: other processes on a shared machine are no fault of an import.
+        "import json, sys, time; start = time.process_time(); import edgespec.runtime; "
+        "print(json.dumps({'s': time.process_time() - start, 'modules': list(sys.modules)}))"
     )
     runs = [run(code) for _ in range(3)]
     modules = set(runs[0]["modules"])  # type: ignore[call-overload]
     assert not modules & (HEAVY | {"onnxruntime", "tokenizers", "jinja2"})
-    assert min(float(str(found["s"])) for found in runs) <= 0.5
+    assert min(float(str(found["s"])) for found in runs) <= 0.3
 
 
 def test_generating_loads_nothing_heavy_either(attention_bundle: Path) -> None:

@@ -152,6 +152,18 @@ def test_many_prompts_share_their_beginning(attention: Engine) -> None:
     assert attention.generate_many([]) == []
 
 
+def test_options_as_an_object_and_what_comes_on_top(attention: Engine) -> None:
+    options = GenerationOptions(max_new_tokens=5, ignore_eos=True, stop=("nothing like it",))
+    assert attention.generate("hi", options).stats.new_tokens == 5
+    assert attention.generate("hi", options, max_new_tokens=3).stats.new_tokens == 3
+    assert attention.generate_many(["hi"], options, max_new_tokens=3)[0].stats.new_tokens == 3
+    assert GenerationOptions.of(options, max_new_tokens=3).stop == options.stop
+    with pytest.raises(UsageError, match="max_new_tokens: 0"):
+        attention.stream("hi", options, max_new_tokens=0)
+    with pytest.raises(UsageError, match="expected GenerationOptions, found dict"):
+        attention.stream("hi", {"max_new_tokens": 3})  # type: ignore[arg-type]
+
+
 def test_every_option_is_described() -> None:
     """Editors and notebooks show the text under a field; one without it would be a name and nothing more."""
     import ast
