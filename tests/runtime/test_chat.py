@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from edgespec.errors import CapacityError, UsageError
 from edgespec.runtime import Engine, load
@@ -236,3 +237,27 @@ def test_where_no_width_is_proven_a_conversation_still_keeps_its_rows(attention:
     first = chat.send("a first question").result()
     assert chat.send("second").result().stats.reused_tokens == first.stats.prompt_tokens + first.stats.new_tokens - 1
     assert attention.chat(messages=chat.messages, **OPTIONS).send("third").result().stats.reused_tokens == 0
+
+
+def test_what_was_written_is_kept_only_where_a_token_ends(tmp_path: Path) -> None:
+    """Between the turns of this template stands no special token, so the end of an answer and what follows could be one token."""
+    bundle = make_lookup_bundle(tmp_path / "b", chat=True)
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    data = json.loads(tokenizer.to_str())
+    data["model"]["vocab"]["c."] = 258  # in place of a special token, so that the vocabulary keeps its size
+    data["model"]["merges"] = [["c", "."]]
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] != 258]
+    (bundle / "tokenizer.json").write_text(json.dumps(data))
+    template = "{% for message in messages %}{{ message.content }}{{ '.' if message.role == 'assistant' else '' }}{% endfor %}"
+    (bundle / "chat_template.jinja").write_text(template)
+    manifest = json.loads((bundle / "edgespec.json").read_text())
+    for entry in manifest["files"]:
+        entry["size"] = (bundle / entry["name"]).stat().st_size
+    (bundle / "edgespec.json").write_text(json.dumps(manifest))
+    with load(bundle) as engine:
+        chat = engine.chat(drafter="none", exactness="fast")
+        assert chat.send("a", max_new_tokens=2).result().text == "bc"
+        second = chat.send("x", max_new_tokens=1).result()
+        assert engine.encode("abc.x", chat=False) == [97, 98, 258, 120]
+        assert second.stats.prompt_tokens == 4
+        assert second.stats.reused_tokens == 2
