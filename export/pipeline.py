@@ -25,6 +25,7 @@ from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
 from edgespec.export.corpus import HELD
+from edgespec.export.measure import measure_target
 from edgespec.export.passes import pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
@@ -42,6 +43,7 @@ from edgespec.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     DrafterSpec,
+    Exactness,
     Fidelity,
     Manifest,
     ModelSpec,
@@ -60,6 +62,7 @@ class Decoder:
     checkpoint: Checkpoint
     traced: Traced
     proven: dict[tuple[str, int], Fidelity] = dataclasses.field(default_factory=dict)
+    measured: dict[str, tuple[dict[str, float], Exactness]] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
 
 
@@ -128,8 +131,9 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
     for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
         if decoder is not None:
             models[name] = _prove(name, folder, models[name], decoder, config, sequences)
+    models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
-    manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files)
+    manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files, exactness)
     return parse_manifest(manifest.to_json(), where=MANIFEST_NAME)
 
 
@@ -190,6 +194,17 @@ def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: E
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
     return dataclasses.replace(spec, fidelity=fidelity)
+
+
+def _measure(folder: Path, spec: ModelSpec, prepared: Prepared, vocabulary: int) -> tuple[ModelSpec, Exactness]:
+    """Costs and equal widths of the target on this machine, measured once for all bundles of a preparation."""
+    kind = _weights_of("target", prepared.config)
+    measured = prepared.target.measured
+    if kind not in measured:
+        with _step("target: measuring passes", prepared.config.quiet):
+            measured[kind] = measure_target(folder, spec, min(vocabulary, spec.vocab_size))
+    costs, exactness = measured[kind]
+    return dataclasses.replace(spec, pass_ms=costs), exactness
 
 
 def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
