@@ -31,6 +31,5 @@ def measure_target(folder: Path, spec: ModelSpec, vocabulary: int) -> tuple[dict
     widths = [width for width in WIDTHS if width <= min(spec.max_width, model.max_pass)]
     costs, _ = measure_widths(model, widths)
     found = find_equal_widths(model, vocabulary)
-    return {str(width): round(ms, 3) for width, ms in costs.items()}, Exactness(
-        found.grade, found.widths, machine_name(), onnxruntime.__version__
-    )
+    exactness = Exactness(found.grade, found.widths, machine_name(), onnxruntime.__version__)
+    return {str(width): round(ms, 3) for width, ms in costs.items()}, exactness

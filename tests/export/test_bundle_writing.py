@@ -59,6 +59,14 @@ def test_fidelity_is_recorded_for_both_models(pair: ExportReport) -> None:
         assert 0 < model.fidelity.relative_rms < parity.LIMITS["int8"].relative_rms
 
 
+def test_costs_and_equal_widths_are_recorded_for_the_target(pair: ExportReport) -> None:
+    assert pair.manifest.exactness is not None
+    assert set(pair.manifest.exactness.widths) <= set(range(1, 129))
+    assert pair.manifest.target.pass_ms is not None
+    assert list(pair.manifest.target.pass_ms) == ["1", "2", "3", "4", "5", "6", "8"]
+    assert all(cost > 0 for cost in pair.manifest.target.pass_ms.values())
+
+
 def test_the_draft_can_have_other_weights(llama: Path, tmp_path: Path) -> None:
     report = export(llama, tmp_path / "bundle", draft="layers:2", weights="int8", draft_weights="int4")
     assert (report.manifest.models["target"].quantisation.bits, report.manifest.models["draft"].quantisation.bits) == (8, 4)
