@@ -30,7 +30,9 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
 @click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
 @click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
-@click.option("--max-kl", type=float, help="Fail if the exported target diverges more than this from the original, in nats.")
+@click.option(
+    "--max-kl", type=float, help="Fail if an exported model (target or draft) diverges more than this from the original, in nats."
+)
 @click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint. Only if you trust its author.")
 @click.option("--push-to-hub", metavar="OWNER/NAME", help="Publish the bundle on the Hub when it is done.")
