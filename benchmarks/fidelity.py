@@ -2,13 +2,14 @@
 
     python benchmarks/fidelity.py CHECKPOINT NAME=FOLDER ...
 
-CHECKPOINT holds the float weights. A FOLDER is a bundle of edgespec, or a model of onnxruntime-genai's builder (model.onnx, model.onnx.data).
-Rows of a Markdown table come out.
+CHECKPOINT holds the float weights. A FOLDER is a bundle of edgespec, or a model of onnxruntime-genai's builder (model.onnx,
+model.onnx.data). Rows of a Markdown table come out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def bundle_scores(folder: Path) -> tuple[Score, int]:
 
 def genai_scores(folder: Path) -> tuple[Score, int]:
     """A model of onnxruntime-genai's builder, run by ONNX Runtime itself with an empty past."""
+    head_dim = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
     session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
 
     def score(ids: list[int]) -> np.ndarray:
@@ -50,7 +52,7 @@ def genai_scores(folder: Path) -> tuple[Score, int]:
             elif value.name == "position_ids":
                 feeds[value.name] = np.arange(len(ids), dtype=np.int64)[None]
             else:
-                feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
+                feeds[value.name] = np.zeros((1, value.shape[1], 0, head_dim), np.float32)
         logits: np.ndarray = session.run(["logits"], feeds)[0][0]
         return logits
 

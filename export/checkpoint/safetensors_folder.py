@@ -21,12 +21,11 @@ SINGLE = "model.safetensors"
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """Reads tensors lazily; a file is opened on first use and kept open."""
+    """Reads tensors lazily. A file is opened for every read: one kept open stays mapped, and in the end all of the model is in memory."""
 
     def __init__(self, origin: Origin, config: Any) -> None:
         super().__init__(origin, config)
         self._files = _locate(origin.folder)
-        self._open: dict[Path, Any] = {}
         self._aliases: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
         self._unused: list[str] = []
@@ -63,7 +62,7 @@ class SafetensorsCheckpoint(Checkpoint):
         if name in self._conversions or stored in self._modules or stored not in self._files:
             return None
         try:
-            return tuple(self._reader(self._files[stored]).get_slice(stored).get_shape())
+            return tuple(open_safetensors(self._files[stored]).get_slice(stored).get_shape())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._files[stored]}: tensor {stored} cannot be read: {error}") from error
 
@@ -87,15 +86,11 @@ class SafetensorsCheckpoint(Checkpoint):
     def _raw(self, stored: str) -> torch.Tensor:
         path = self._files[stored]
         try:
-            tensor: torch.Tensor = self._reader(path).get_tensor(stored)
+            with open_safetensors(path) as reader:
+                tensor: torch.Tensor = reader.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: tensor {stored} cannot be read: {error}") from error
         return tensor
-
-    def _reader(self, path: Path) -> Any:
-        if path not in self._open:
-            self._open[path] = open_safetensors(path)
-        return self._open[path]
 
 
 def open_safetensors(path: Path) -> Any:
