@@ -50,9 +50,10 @@ class SafetensorsCheckpoint(Checkpoint):
         self._unused = sorted(name for name in self._files if name not in taken and not self._is_part(name, taken))
 
     def _is_part(self, stored: str, taken: set[str]) -> bool:
-        """Whether ``stored`` is a part (scales, say) of a packed weight that has a place."""
-        module = self._format.module(stored) if self._format is not None else None
-        return module is not None and f"{module}.weight" in self._modules and f"{module}.weight" in taken
+        """Whether ``stored`` is a part of a packed matrix that the model takes."""
+        suffixes = (*self._format.suffixes, *self._format.parts) if self._format else ()
+        modules = (stored.removesuffix(suffix) for suffix in suffixes if stored.endswith(suffix))
+        return any(f"{module}.weight" in self._modules and f"{module}.weight" in taken for module in modules)
 
     def unused(self) -> list[str]:
         return self._unused
