@@ -27,9 +27,9 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
 SAMPLES = HELD[:3]  # these are also rolled back
 ROWS_PER_SAMPLE = 60
-MAX_ROWS, MIN_ROWS, ROWS_TIMES_PARAMETERS = 192, 48, 30 * 10**9  # of one text
+MAX_ROWS, MIN_ROWS, ROWS_TIMES_PARAMETERS = 96, 48, 30 * 10**9  # of one text
 ROWS_AT_ONCE = 32  # compared at a time: a row of logits is large, and several copies are made
-WRITTEN, WRITTEN_TOKENS = 3, 64  # texts that the model goes on writing, and how far
+WRITTEN, WRITTEN_TOKENS = 2, 48  # texts that the model goes on writing, and how far
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
 from edgespec.export.corpus import HELD
 from edgespec.export.measure import measure_target
+from edgespec.export.memory import return_freed_memory
 from edgespec.export.passes import pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
@@ -95,6 +96,7 @@ def export_bundle(config: ExportConfig) -> ExportReport:
 def prepare(config: ExportConfig) -> Prepared:
     """Open and trace the target."""
     started = time.monotonic()
+    return_freed_memory()
     with _step("reading the checkpoint", config.quiet):
         checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
         model = build_empty(checkpoint.config_copy())
