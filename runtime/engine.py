@@ -376,7 +376,10 @@ class Engine:
         if name not in self._models:
             spec = self.manifest.models[name]
             capacity = min(self.capacity, spec.capacity)
-            self._models[name] = Model(self.path / spec.graph, spec, capacity=capacity, threads=self.threads, providers=self.providers)
+            alone = len(self.manifest.models) == 1
+            self._models[name] = Model(
+                self.path / spec.graph, spec, capacity=capacity, threads=self.threads, providers=self.providers, alone=alone
+            )
         return self._models[name]
 
     @functools.cached_property

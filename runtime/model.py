@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float32]
 class Model:
     """A session with a KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
 
-    def __init__(self, graph: Path, spec: ModelSpec, *, capacity: int, threads: int, providers: Sequence[str]) -> None:
+    def __init__(self, graph: Path, spec: ModelSpec, *, capacity: int, threads: int, providers: Sequence[str], alone: bool = True) -> None:
         self.spec = spec
         self.capacity = capacity
         self.tokens: list[int] = []
@@ -51,7 +51,7 @@ class Model:
         """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
         self.max_pass = min(capacity, max(PREFILL_WIDTH, spec.max_width))
         self._graph = graph
-        self._session = make_session(graph, threads, providers)
+        self._session = make_session(graph, threads, providers, alone)
         _check_contract(graph, self._session, spec)
         self._dtype = np.dtype(spec.kv_dtype)
         self._caches = _allocate_caches(spec.layers, capacity, self._dtype)

@@ -2,11 +2,9 @@
 
 What the settings are for, measured with ONNX Runtime 1.32 on two cores:
 
-* by default the threads of a session spin for about a millisecond when they wait for work. With two sessions (target and
-  draft), or another process, on the same cores they starve each other. Without any spinning a pass on idle cores is a
-  quarter slower. 30 us, which outlasts the pauses inside a pass, and none after it, is as fast as spinning on idle
-  cores and nearly as fast as not spinning on busy ones. SmolLM2-135M, int8, one token, in ms on idle and busy cores:
-  spinning 8.0 and 24, 30 us 7.7 and 15, none 10.0 and 12;
+* threads of a session spin while they wait for work, also between passes. A session that is alone keeps that: waking a thread for
+  every pass costs a tenth to a quarter of plain decoding (docs/log.md). Two sessions (target and draft) that spin on the same
+  cores starve each other, so theirs stop spinning when a pass ends;
 * the memory arena keeps what the largest pass ever needed. It is off: prefill in chunks needs little, and decoding
   works in buffers of our own.
 """
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
-SPIN_US = "30"
+SPIN_US = "1000"  # outlasts every pause inside a pass
 
 
 def import_onnxruntime() -> Any:
@@ -75,8 +73,8 @@ def check_providers(providers: Sequence[str] | None) -> tuple[str, ...]:
     return chosen
 
 
-def make_session(graph: Path, threads: int, providers: Sequence[str]) -> onnxruntime.InferenceSession:
-    """Load a graph.
+def make_session(graph: Path, threads: int, providers: Sequence[str], alone: bool = True) -> onnxruntime.InferenceSession:
+    """Load a graph. ``alone`` says that no other session is going to run in turns with it.
 
     Raises:
         RuntimeFailure: ONNX Runtime refuses the file; the message is the first line of its own.
@@ -87,8 +85,9 @@ def make_session(graph: Path, threads: int, providers: Sequence[str]) -> onnxrun
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4  # An error is raised anyway; it need not be on stderr as well.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it
+    if not alone:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it
     try:
         return ort.InferenceSession(str(graph), options, providers=list(providers))
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
