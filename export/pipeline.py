@@ -147,7 +147,7 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
         decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), prepared.tokenizer, name)
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
-    pipeline(choice.plan, layers)(model)
+    pipeline(choice.plan, layers, prepared.capacity)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
         weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()

@@ -22,6 +22,7 @@ from edgespec.export.passes.lower_norm import LowerNorm
 from edgespec.export.passes.lower_rotary import LowerRotary
 from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
+from edgespec.export.passes.pack_attention import PackAttention
 from edgespec.export.passes.remove_markers import RemoveMarkers
 from edgespec.export.passes.tidy import Tidy
 from edgespec.export.recipe import Plan, Scheme
@@ -39,8 +40,9 @@ class Pipeline(ir.passes.Sequential):
             raise
 
 
-def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> Pipeline:
-    """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers."""
+def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0) -> Pipeline:
+    """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers, ``capacity`` is the number of
+    positions that the cache can hold."""
     plan = Plan.of(plan)
     cut = [EarlyExit(early_exit)] if early_exit is not None else []
     return Pipeline(
@@ -58,6 +60,8 @@ def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None) -> Pipel
         LowerNorm(),
         LowerRotary(),
         LowerAttention(),
+        Tidy(),  # so that q and k of a layer, and all layers, have the very same angles
+        PackAttention(capacity),
         LowerExperts(plan.default),
         LowerWeights(plan),
         Tidy(),  # what the rewrites left over

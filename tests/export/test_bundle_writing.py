@@ -59,6 +59,15 @@ def test_fidelity_is_recorded_for_both_models(pair: ExportReport) -> None:
         assert 0 < model.fidelity.relative_rms < parity.LIMITS["int8"].relative_rms
 
 
+def test_attention_takes_the_packed_projection_and_rotates_itself(pair: ExportReport) -> None:
+    for name in ("target.onnx", "draft.onnx"):
+        nodes = onnx.load(pair.output / name, load_external_data=False).graph.node
+        attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+        assert attention
+        assert all(list(node.input[1:3]) == ["", ""] and node.input[9] == "position_ids" for node in attention)
+        assert not any(node.op_type == "RotaryEmbedding" for node in nodes)
+
+
 def test_costs_and_equal_widths_are_recorded_for_the_target(pair: ExportReport) -> None:
     assert pair.manifest.exactness is not None
     assert set(pair.manifest.exactness.widths) <= set(range(1, 129))
