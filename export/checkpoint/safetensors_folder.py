@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgespec.export.quantise.blockwise import Quantised
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+FILE_NAME = re.compile(r"[\w][\w.-]{0,200}")
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -110,7 +112,9 @@ def _locate(folder: Path) -> dict[str, Path]:
     if index.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = {str(name): folder / Path(str(file)).name for name, file in weight_map.items()}
+            files = {str(name): folder / file for name, file in weight_map.items() if FILE_NAME.fullmatch(file)}
+            if len(files) != len(weight_map):
+                raise ValueError("a tensor is in a file whose name is none")
         except (ValueError, KeyError, AttributeError, TypeError, IndexError, RecursionError) as error:
             raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from error
         for path in sorted(set(files.values())):
