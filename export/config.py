@@ -67,11 +67,6 @@ class ExportConfig:
         """How weights of this type are quantised."""
         return self.method or DEFAULT_METHODS.get(weights, "search")
 
-    @property
-    def draft_layers(self) -> int | None:
-        """N of ``--draft layers:N``, None for any other draft."""
-        return early_exit_layers(self.draft)
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:

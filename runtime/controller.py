@@ -76,12 +76,8 @@ class AutoLength:
             return None
         return f"at an acceptance of {self.acceptance:.0%} no draft length gains {LEAST_GAIN - 1:.0%} over plain decoding"
 
-    def expected_gain(self, count: int) -> float:
-        """Speed with ``count`` drafted tokens over the speed of plain decoding."""
-        return self._gains()[count]
-
     def _gains(self) -> list[float]:
-        """The gain of every number of drafted tokens, in one go: it is asked for in every round."""
+        """Speed over that of plain decoding for every number of drafted tokens, in one go: it is asked for in every round."""
         gains, tokens, power = [], 0.0, 1.0
         for count, target_ms in enumerate(self._target):
             tokens += power

@@ -8,17 +8,16 @@ fastest plain decoding there is, so what exactness costs is in the ratio and not
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.bench.measure import BASE, PLAIN, geometric_mean
 from edgespec.cli.output import table
 
 if TYPE_CHECKING:
     from edgespec.runtime import Engine
 
-BASE, PLAIN = "plain, fast", "plain"
 # What makes a gain worth the name: less than this is within the noise of a shared machine.
 LEAST_GAIN = 1.02
 
@@ -55,8 +54,7 @@ class Comparison:
 
     def speedup(self, arm: str) -> float:
         """Geometric mean of the ratios over the prompts."""
-        ratios = [self.ratio(prompt, arm) for prompt in self.results]
-        return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios)) if min(ratios, default=0) > 0 else 0.0
+        return geometric_mean([self.ratio(prompt, arm) for prompt in self.results])
 
     def tokens_per_pass(self, arm: str) -> float:
         return statistics.fmean(arms[arm].tokens_per_pass for arms in self.results.values())

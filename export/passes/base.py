@@ -63,11 +63,6 @@ def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     return graph.initializers[name]
 
 
-def insert(graph: ir.Graph, before: ir.Node, node: ir.Node) -> ir.Node:
-    graph.insert_before(before, node)
-    return node
-
-
 def replace(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
     """Put ``new`` where ``old`` stands; its outputs take over the uses, names and types of the old ones."""
     graph.insert_before(old, new)
