@@ -13,6 +13,7 @@ from typing import Literal
 
 from edgespec.errors import CapacityError
 from edgespec.runtime.accept import Accepted, accept
+from edgespec.runtime.drafters import Round
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.model import Floats, Model
@@ -98,6 +99,7 @@ def generate_blocks(
         started = time.perf_counter()
         tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
         logits = verify(target, context, tree, width)
+        choices = logits[:, : target.vocabulary].argmax(axis=1) if proposer.reads_choices else None
         in_doubt = target.recheck.doubts(sampler) if target.recheck else None
         accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches, in_doubt=in_doubt)
         if target.recheck and accepted.open:
@@ -106,7 +108,7 @@ def generate_blocks(
         else:
             keep(target, accepted, context)
         block = finish(target, accepted, sampler, context, limit, at_limit, stats)
-        proposer.observe(context, len(accepted.path))
+        proposer.observe(Round(context, tree, accepted.path, choices))
         count(stats, proposer, tree)
         stats.run_s = target.model.run_seconds + proposer.run_seconds - run_prefill
         stats.decode_s += time.perf_counter() - started

@@ -1,14 +1,16 @@
 """One model of a bundle: its session, its KV cache, and what can be done to them.
 
 The cache is one zeroed block of memory that the graph reads and writes in place (the past and present of a layer are
-the same rows). Verbs:
+the same rows). Where the graph gives the hidden states that a draft head reads, each valid row has its own beside it
+(``features``). Verbs:
 
     run(tokens, rows, ...)   score S new tokens on top of ``length`` valid rows; afterwards they are valid too
     keep_common(context)     keep what a new context shares with the cache
     keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
     keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
 
-Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary.
+Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary,
+F width of the hidden states.
 
 ONNX Runtime is given raw pointers into numpy memory, once per pair (S, R). A pass then changes a few numbers in place
 and binds the attention bias anew, whose shape changes with T: about 60 us beside the pass itself.
@@ -17,6 +19,7 @@ and binds the attention bias anew, whose shape changes with T: about 60 us besid
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import mmap
@@ -38,6 +41,21 @@ PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more works
 Floats = npt.NDArray[np.float32]
 
 
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """Which rows of a tree are hidden from a pass.
+
+    Attributes:
+        trunk: number of rows before the tree.
+        mask: bool [S, n], whether a new row must not see one of the n rows behind the trunk.
+        positions: int64 [n], their positions.
+    """
+
+    trunk: int
+    mask: npt.NDArray[np.bool_]
+    positions: npt.NDArray[np.int64]
+
+
 class Model:
     """A session with a KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
 
@@ -55,6 +73,10 @@ class Model:
         _check_contract(graph, self._session, spec)
         self._dtype = np.dtype(spec.kv_dtype)
         self._caches = _allocate_caches(spec.layers, capacity, self._dtype)
+        wide = spec.hidden_states or 0
+        self._features = _zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
+        self._stores = [*self._caches, self._features] if spec.hidden_states else self._caches
+        """All that has one entry for each row of the cache, in axis 2."""
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
         self._positions = np.zeros(self.max_pass, np.int64)
@@ -75,13 +97,28 @@ class Model:
         """Number of valid rows."""
         return len(self.tokens)
 
-    def run(self, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None = None, width: int | None = None) -> Floats:
+    @property
+    def features(self) -> Floats:
+        """Hidden states of the valid rows, float32 [length, F]; a view that the next pass extends. F is 0 if the graph gives none."""
+        return self._features[0, 0, : self.length]
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        rows: Sequence[int],
+        parents: Sequence[int] | None = None,
+        width: int | None = None,
+        trunk: int | None = None,
+    ) -> Floats:
         """Score ``tokens`` on top of the valid rows.
 
         Args:
             tokens: the S' new tokens.
             rows: which of them get logits, R indices.
-            parents: for a tree, each token's parent among them, -1 for the cache's last row; None for a chain.
+            parents: for a tree, the parent of each row behind the trunk, as an offset from the trunk's end and -1 for the
+                trunk's last row; None for a chain.
+            trunk: number of rows that the whole tree stands on, ``length`` if None. With less, the rows from it on are
+                nodes of the tree that earlier passes scored, and ``parents`` begins with theirs: a tree can grow pass by pass.
             width: S, at least S'. The pass is padded to it at the end, where no real row can see the padding, and
                 the padding's cache rows stay invalid.
 
@@ -103,11 +140,14 @@ class Model:
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
-        hidden = None if parents is None else self._tree(parents, width)
+        hidden = None if parents is None else self._tree(parents, width, start if trunk is None else trunk)
         binding = self._binding(width, len(rows))
         for window in self._windows:
             bias = self._bias(window, width, total, hidden)
             binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, width, total], bias.ctypes.data)
+        if self.spec.hidden_states:
+            where = self._features[0, 0, start:].ctypes.data
+            binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(binding)
@@ -138,57 +178,63 @@ class Model:
             chosen = np.asarray(rows) + start
             tokens = [self.tokens[row] for row in chosen]
             self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
-            for cache in self._caches:
-                cache[:, :, start : start + count] = cache[:, :, chosen]
+            for store in self._stores:
+                store[:, :, start : start + count] = store[:, :, chosen]
             self.tokens.extend(tokens)
         self.keep(start + count)
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each. For tests of exactness."""
-        return [cache[:, :, start:stop].copy() for cache in self._caches]
+        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, and of the hidden states,
+        [1, 1, stop - start, F], if there are any."""
+        return [store[:, :, start:stop].copy() for store in self._stores]
 
     def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
         """Make ``rows``, as :meth:`cache_rows` gave them for ``tokens``, the valid ones. False if they do not fit."""
         count = len(tokens)
-        shapes = [(1, cache.shape[1], count, cache.shape[3]) for cache in self._caches]
-        if count > self.capacity or [array.shape for array in rows] != shapes or any(array.dtype != self._dtype for array in rows):
+        kinds = [((1, store.shape[1], count, store.shape[3]), store.dtype) for store in self._stores]
+        if count > self.capacity or [(array.shape, array.dtype) for array in rows] != kinds:
             return False
         self.keep(0)
-        for cache, array in zip(self._caches, rows, strict=True):
-            cache[:, :, :count] = array
+        for store, array in zip(self._stores, rows, strict=True):
+            store[:, :, :count] = array
         self.tokens.extend(tokens)
         return True
 
-    def _tree(self, parents: Sequence[int], width: int) -> npt.NDArray[np.bool_]:
-        """Which new rows are hidden from which, bool [S, S], for a tree. Also sets the rows' positions."""
-        start = self.length
-        sees = np.zeros((width, width), bool)
+    def _tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
+        """Sets the new rows' positions, too."""
+        before = self.length - trunk
+        count = before + width
+        if not 0 <= before <= len(parents) <= count:
+            raise ValueError(f"{len(parents)} parents for a pass of {width} tokens behind {before} rows of a tree")
+        sees = np.zeros((count, count), bool)
         sees[len(parents) :] = True  # padding: nobody reads it
+        positions = np.arange(trunk, trunk + count)
         for row, parent in enumerate(parents):
             if parent >= 0:
                 sees[row] = sees[parent]
             sees[row, row] = True
-            self._positions[row] = start if parent < 0 else self._positions[parent] + 1
-        return ~sees
+            positions[row] = trunk if parent < 0 else positions[parent] + 1
+        self._positions[:width] = positions[before:]
+        return Hidden(trunk, ~sees[before:], positions)
 
-    def _bias(self, window: int | None, width: int, total: int, hidden: npt.NDArray[np.bool_] | None) -> Floats:
+    def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
         """The bias [S, T] for layers with this window: ``MASKED`` where a row must not see another, else 0."""
-        start = total - width
         if hidden is None and (window is None or total <= window):
             return self._no_bias
         if self._biases[window].size < width * total:
             self._biases[window] = np.empty(width * self.capacity, np.float32)
         bias = self._biases[window][: width * total].reshape(width, total)
         bias.fill(0.0)
+        trunk = total - width if hidden is None else hidden.trunk
         if hidden is not None:
-            bias[:, start:][hidden] = MASKED
+            bias[:, trunk:][hidden.mask] = MASKED
         if window is not None:
-            # A row at position p sees the positions p - window + 1 to p. Old rows are at the position of their index;
-            # in a tree several new rows share one.
+            # A row at position p sees the positions p - window + 1 to p. Rows of the trunk are at the position of their
+            # index; in a tree several rows share one.
             positions = self._positions[:width]
             oldest = positions - window + 1
-            bias[:, :start][np.arange(start) < oldest[:, None]] = MASKED
-            bias[:, start:][positions < oldest[:, None]] = MASKED
+            bias[:, :trunk][np.arange(trunk) < oldest[:, None]] = MASKED
+            bias[:, trunk:][(positions if hidden is None else hidden.positions) < oldest[:, None]] = MASKED
         return bias
 
     def _binding(self, width: int, rows: int) -> Any:
@@ -226,8 +272,9 @@ def bias_name(window: int | None) -> str:
 
 
 def bytes_per_row(spec: ModelSpec) -> int:
-    """Size of one row of the KV cache over all layers."""
-    return sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
+    """Size of one row of the KV cache over all layers, with its hidden states."""
+    cache = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
+    return cache + 4 * (spec.hidden_states or 0)
 
 
 def _zeroed(size: int) -> npt.NDArray[np.uint8]:
@@ -272,6 +319,8 @@ def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
     for window in {layer.window for layer in spec.layers} | {None}:
         inputs[bias_name(window)] = ("tensor(float)", [1, 1, None, None])
     outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
+    if spec.hidden_states:
+        outputs["hidden_states"] = ("tensor(float)", [1, None, spec.hidden_states])
     for index, layer in enumerate(spec.layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
             inputs[f"past_key_values.{index}.{part}"] = outputs[f"present.{index}.{part}"] = (kv, [1, layer.heads, None, dim])

@@ -6,9 +6,13 @@ and register a factory under its name; the loop, the command line and ``edgespec
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
@@ -18,24 +22,52 @@ from edgespec.runtime.sampling import Candidate
 from edgespec.tree import DraftTree
 
 
-class Drafter(Protocol):
-    """Proposes what may follow a context. It serves one generation, whose context only grows."""
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What became of a proposal.
 
-    name: str
+    Attributes:
+        context: the text, which has grown.
+        tree: what was verified.
+        path: the accepted nodes, in order.
+        choices: the target's most likely token after the last known token and after each node, int64 [1 + n]. None
+            unless a drafter asked for it (``reads_choices``).
+    """
 
+    context: Sequence[int]
+    tree: DraftTree
+    path: tuple[int, ...]
+    choices: npt.NDArray[np.int64] | None = None
+
+
+class Drafter(abc.ABC):
+    """Proposes what may follow a context. It serves one generation, whose context only grows.
+
+    Attributes:
+        name: under which it is registered.
+        reads_choices: whether it wants ``Round.choices``.
+        passes: model passes so far, 0 for a drafter without a model.
+        run_seconds: seconds of these passes inside ONNX Runtime.
+    """
+
+    name: ClassVar[str]
+    reads_choices: ClassVar[bool] = False
+
+    @abc.abstractmethod
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         """A tree of at most ``max_tokens`` nodes to follow ``context``; an empty one if there is no good guess."""
 
-    def observe(self, context: Sequence[int], accepted: int) -> None:
-        """The round is over: ``context`` has grown, ``accepted`` of the proposed tokens are in it."""
+    def observe(self, found: Round) -> None:  # noqa: B027 - most have nothing to learn
+        """A round is over. All drafters hear of every round, whoever proposed; nodes behind a proposal may be guesses
+        that filled rows of the pass."""
 
     @property
     def passes(self) -> int:
-        """Model passes so far, 0 for a drafter without a model."""
+        return 0
 
     @property
     def run_seconds(self) -> float:
-        """Seconds of these passes inside ONNX Runtime."""
+        return 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.distribution import Distribution
+from edgespec.runtime.drafters import Drafter
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate
@@ -23,7 +24,7 @@ def most_likely(row: Floats, _text: Text) -> Candidate:
     return int(row.argmax()), None
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """Drafts with ``model``; proposes only ids below ``vocabulary``, whatever the draft's own is padded to.
 
     ``choose`` takes a row of logits [V] and the text before it to a token, and to q if it was drawn.
@@ -66,9 +67,6 @@ class DraftModel:
             if len(tokens) == count:
                 return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
             logits = self._model.run([token], [0])
-
-    def observe(self, context: Sequence[int], accepted: int) -> None:
-        pass
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.runtime.drafters import Drafter
 from edgespec.tree import DraftTree
 
 LONGEST, SHORTEST = 4, 2
 
 
-class NGram:
+class NGram(Drafter):
     """An index from the n-grams of the context to the position after their latest occurrence.
 
     An n-gram is entered once the token behind it is known, so the context's own end never finds itself.
     """
 
     name = "ngram"
-    passes = 0
-    run_seconds = 0.0
 
     def __init__(self) -> None:
         self._index: dict[tuple[int, ...], int] = {}
@@ -28,9 +27,6 @@ class NGram:
 
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         return DraftTree.chain(self.look_up(context, (), max_tokens, SHORTEST))
-
-    def observe(self, context: Sequence[int], accepted: int) -> None:
-        pass
 
     def look_up(self, context: Sequence[int], ahead: Sequence[int], count: int, shortest: int) -> list[int]:
         """Up to ``count`` tokens to follow ``context`` and the guessed tokens ``ahead`` of it.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from edgespec.runtime.controller import LengthPolicy
-from edgespec.runtime.drafters import Drafter
+from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.tree import DraftTree
 
@@ -52,11 +52,16 @@ class Proposer:
             return tree
         return DraftTree.chain((*tree.tokens, *guesses), (*tree.q, *[None] * len(guesses)) if tree.q else ())
 
-    def observe(self, context: Sequence[int], accepted: int) -> None:
-        """A round accepted so many nodes; guesses that filled rows say nothing about the drafter that was asked."""
+    @property
+    def reads_choices(self) -> bool:
+        return any(source.drafter.reads_choices for source in self.sources)
+
+    def observe(self, found: Round) -> None:
+        """A round is over; guesses that filled rows say nothing about the drafter that was asked."""
         if self._asked is not None:
-            self._asked.policy.observe(self._proposed, min(accepted, self._proposed))
-            self._asked.drafter.observe(context, min(accepted, self._proposed))
+            self._asked.policy.observe(self._proposed, sum(node < self._proposed for node in found.path))
+        for source in self.sources:
+            source.drafter.observe(found)
 
     @property
     def passes(self) -> int:

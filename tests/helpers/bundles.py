@@ -26,6 +26,7 @@ from edgespec.runtime.model import bias_name
 
 EOS, USER, ASSISTANT = 256, 257, 258
 VOCAB = 259
+HIDDEN = 16  # width of the attention decoder
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<user>' if message.role == 'user' else '<assistant>' }}{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -70,17 +71,26 @@ def make_lookup_bundle(
 
 
 def make_attention_bundle(
-    path: Path, *, seed: int = 0, draft_noise: float | None = None, window: int | None = None, chat: bool = False, **changes: Any
+    path: Path,
+    *,
+    seed: int = 0,
+    draft_noise: float | None = None,
+    window: int | None = None,
+    features: bool = False,
+    chat: bool = False,
+    **changes: Any,
 ) -> Path:
     """A bundle with a random two-layer decoder, its layers of different shapes.
 
     ``draft_noise`` adds a draft: the target's weights moved by that share of noise, 0 for the target itself.
-    ``window`` makes the second layer attend to so many positions.
+    ``window`` makes the second layer attend to so many positions. ``features`` gives the graph the output ``hidden_states``.
     """
     layers = (KvLayer(heads=2, key_dim=8, value_dim=8), KvLayer(heads=1, key_dim=16, value_dim=16, window=window))
-    graphs = {"target": attention_graph(layers, seed)}
+    graphs = {"target": attention_graph(layers, seed, features=features)}
+    if features:
+        changes["hidden_states"] = HIDDEN
     if draft_noise is not None:
-        graphs["draft"] = attention_graph(layers, seed, draft_noise)
+        graphs["draft"] = attention_graph(layers, seed, draft_noise, features=features)
     return write_bundle(path, graphs, dict.fromkeys(graphs, layers), chat=chat, **changes)
 
 
@@ -103,7 +113,7 @@ def write_bundle(
         weights=(),
         layers=(),
         vocab_size=VOCAB,
-        hidden_size=16,
+        hidden_size=HIDDEN,
         capacity=256,
         max_width=8,
         quantisation=Quantisation(method="none", bits=32),
@@ -178,8 +188,11 @@ def lookup_graph(logits: np.ndarray) -> onnx.ModelProto:
     return model(nodes, inputs, outputs, {"table": logits})
 
 
-def attention_graph(layers: Sequence[KvLayer], seed: int, noise: float = 0.0, hidden: int = 16, query_heads: int = 2) -> onnx.ModelProto:
+def attention_graph(
+    layers: Sequence[KvLayer], seed: int, noise: float = 0.0, query_heads: int = 2, features: bool = False
+) -> onnx.ModelProto:
     """Embedding of token and position, attention layers with residuals, and a head on the chosen rows."""
+    hidden = HIDDEN
     rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
     weights: dict[str, np.ndarray] = {}
 
@@ -214,6 +227,9 @@ def attention_graph(layers: Sequence[KvLayer], seed: int, noise: float = 0.0, hi
     nodes.append(node("Gather", [f"x{len(layers)}", "logit_rows"], ["rows"], axis=1))
     nodes.append(node("MatMul", ["rows", weight("head", hidden, VOCAB)], ["logits"]))
     inputs, outputs = contract(layers)
+    if features:
+        nodes.append(node("Identity", [f"x{len(layers)}"], ["hidden_states"]))
+        outputs.append(helper.make_tensor_value_info("hidden_states", FLOAT, [1, "S", hidden]))
     return model(nodes, inputs, outputs, weights)
 
 

@@ -22,6 +22,7 @@ import pytest
 from edgespec.distribution import Distribution
 from edgespec.runtime import sampling
 from edgespec.runtime.controller import FixedLength
+from edgespec.runtime.drafters import Drafter
 from edgespec.runtime.drafters.draft_model import DraftModel
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
@@ -118,12 +119,10 @@ def keep_share(p: np.ndarray, order: Sequence[int], share: float) -> np.ndarray:
     return kept / kept.sum()
 
 
-class Trees:
+class Trees(Drafter):
     """Draws a tree of two levels from a table: three candidates, and two behind each."""
 
     name = "trees"
-    passes = 0
-    run_seconds = 0.0
 
     def __init__(self, table: np.ndarray, sampler: Sampler, rng: np.random.Generator, replacement: bool | None) -> None:
         self.table = table.astype(np.float32)
@@ -153,9 +152,6 @@ class Trees:
                 parents.append(parent)
                 q.append(drawn_from)
         return DraftTree(tuple(tokens), tuple(parents), tuple(q)) if len(tokens) <= max_tokens else DraftTree()
-
-    def observe(self, context: Sequence[int], accepted: int) -> None:
-        pass
 
 
 def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generator) -> Source:

@@ -11,6 +11,7 @@ from edgespec.bundle import open_bundle
 from edgespec.errors import UsageError
 from edgespec.runtime import drafters
 from edgespec.runtime.controller import FixedLength
+from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.draft_model import DraftModel
 from edgespec.runtime.drafters.ngram import LONGEST, SHORTEST, NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
@@ -105,22 +106,19 @@ def test_draft_model_stops_at_its_capacity_and_vocabulary(draft: Model) -> None:
     assert max(DraftModel(draft, 10).propose([1, 2], 5).tokens) < 10
 
 
-class Scripted:
+class Scripted(Drafter):
     """Proposes what it was told to."""
-
-    passes = 0
-    run_seconds = 0.0
 
     def __init__(self, name: str, *tokens: int) -> None:
         self.name = name
         self.tokens = tokens
-        self.seen: list[int] = []
+        self.seen: list[Round] = []
 
     def propose(self, _context: list[int], max_tokens: int) -> DraftTree:
         return DraftTree.chain(self.tokens[:max_tokens])
 
-    def observe(self, _context: list[int], accepted: int) -> None:
-        self.seen.append(accepted)
+    def observe(self, found: Round) -> None:
+        self.seen.append(found)
 
 
 def test_the_first_with_a_proposal_is_asked_and_told() -> None:
@@ -132,8 +130,10 @@ def test_the_first_with_a_proposal_is_asked_and_told() -> None:
     empty, first, second = Scripted("empty"), Scripted("first", 1, 2, 3), Scripted("second", 4, 5)
     proposer = Proposer([Source(drafter, Recording(2)) for drafter in (empty, first, second)])
     assert proposer.propose([0], 5).tokens == (1, 2)
-    proposer.observe([0], 4)
-    assert (empty.seen, first.seen, second.seen, told) == ([], [2], [], [(2, 2)]), "two of the four were guesses that filled rows"
+    found = Round([0, 1, 2, 8, 9, 7], DraftTree.chain((1, 2, 8, 9)), (0, 1, 2, 3))
+    proposer.observe(found)
+    assert told == [(2, 2)], "two of the four were guesses that filled rows"
+    assert empty.seen == first.seen == second.seen == [found]
     assert len(proposer.propose([0], 0)) == 0
 
 

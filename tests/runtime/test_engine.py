@@ -127,7 +127,7 @@ def test_one_generation_at_a_time(attention: Engine) -> None:
 def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = attention.generate("hello there", drafter="none", max_new_tokens=40, ignore_eos=True)
 
-    class Branches:
+    class Branches(drafters.Drafter):
         """Knows the text; proposes a wrong first branch and the right second one, or the other way round."""
 
         name = "branches"
@@ -146,9 +146,6 @@ def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pyt
             if self.right_first:
                 return DraftTree((*right, *wrong), (-1, 0, 1, -1, 3))
             return DraftTree((*wrong, *right), (-1, 0, -1, 2, 3))
-
-        def observe(self, context: Sequence[int], accepted: int) -> None:
-            pass
 
     kinds = dict(drafters._KINDS)
     monkeypatch.setattr(drafters, "_KINDS", kinds)

@@ -101,6 +101,40 @@ def test_a_tree_equals_its_paths_as_chains(tmp_path: Path, tree: DraftTree, wind
         np.testing.assert_allclose(model.run([33], [0]), chain.run([33], [0]), atol=1e-4)
 
 
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("tree", TREES)
+def test_a_tree_that_grows_pass_by_pass_equals_one_pass(tmp_path: Path, tree: DraftTree, window: int | None) -> None:
+    bundle = make_attention_bundle(tmp_path / "b", window=window, features=True)
+    model, once = open_model(bundle), open_model(bundle)
+    tokens, parents = (TOKENS[20], *tree.tokens), (-1, *(parent + 1 for parent in tree.parents))
+    for one in (model, once):
+        one.run(TOKENS[:20], [0])
+    expected = once.run(tokens, range(len(tokens)), parents).copy()
+    for start, stop in ((0, 1), (1, 3), (3, len(tokens))):
+        out = model.run(tokens[start:stop], range(stop - start), parents[:stop], width=stop - start + 1, trunk=20)
+        np.testing.assert_allclose(out, expected[start:stop], atol=1e-4)
+    np.testing.assert_allclose(model.features, once.features, atol=1e-4)
+    with pytest.raises(ValueError, match="2 parents for a pass of 1 tokens"):
+        model.run([1], [0], parents[:2], trunk=20)
+
+
+def test_hidden_states_stay_with_their_rows(tmp_path: Path) -> None:
+    model = open_model(make_attention_bundle(tmp_path / "b", features=True))
+    model.run(TOKENS[:5], [0])
+    model.run((7, 8, 9), [0], (-1, -1, 1), width=4)
+    states = model.features.copy()
+    model.keep_path(5, (1, 2))
+    np.testing.assert_array_equal(model.features, states[[0, 1, 2, 3, 4, 6, 7]])
+    model.run([4], [0])
+    np.testing.assert_array_equal(model.features[:7], states[[0, 1, 2, 3, 4, 6, 7]])
+    rows, tokens, kept = model.cache_rows(0, 6), model.tokens[:6], model.features[:6].copy()
+    model.keep(0)
+    model.run(TOKENS[:8], [0])
+    assert model.restore_rows(tokens, rows)
+    np.testing.assert_array_equal(model.features, kept)
+    assert not model.restore_rows(tokens, rows[:-1])
+
+
 def test_bindings_of_all_sizes_share_buffers(model: Model, attention_bundle: Path) -> None:
     for width, count in itertools.product((1, 3, 2), (1, 2, 3)):
         model.keep(0)

@@ -108,7 +108,7 @@ def test_branches_of_a_tree_fork_the_grammar(attention: Engine, monkeypatch: pyt
     plain = attention.generate("x", drafter="none", regex="[a-z]{20}[0-9]{10}")
     assert re.fullmatch("[a-z]{20}[0-9]{10}", plain.text)
 
-    class Branches:
+    class Branches(drafters.Drafter):
         name = "branches"
         passes = 0
         run_seconds = 0.0
@@ -119,9 +119,6 @@ def test_branches_of_a_tree_fork_the_grammar(attention: Engine, monkeypatch: pyt
             if len(right) < 3 or max_tokens < 6:
                 return DraftTree()
             return DraftTree((ord("!"), right[0], ord("?"), *right[1:]), (-1, -1, 1, 1, 3))
-
-        def observe(self, context: Sequence[int], accepted: int) -> None:
-            pass
 
     monkeypatch.setattr(drafters, "_KINDS", {**drafters._KINDS, "branches": drafters.Kind(lambda _: Branches(), needs_model=False)})
     found = attention.generate("x", drafter="branches", draft_length=7, regex="[a-z]{20}[0-9]{10}", exactness="fast")
