@@ -125,6 +125,10 @@ class Engine:
         """The values of the option ``drafter`` that this bundle can run."""
         return drafters.available(self.manifest)
 
+    def check_drafter(self, names: str) -> None:
+        """Refuse, with a ``UsageError``, what ``drafter`` cannot be for this bundle."""
+        drafters.chosen(names, self.manifest)
+
     def retest(self) -> Exactness:
         """Run the self-test again and keep its result, whatever an earlier one found."""
         self._check_idle()
@@ -343,7 +347,7 @@ class Engine:
         )
 
     def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions, sampler: Sampler) -> Proposer:
-        resources = drafters.Resources(self.tokenizer.size, self._draft_model, sampler.draft)
+        resources = drafters.Resources(self.tokenizer.size, self._draft_models, sampler.draft)
         most = target.widths.widths[-1] - 1
         sources = []
         for name in names:
@@ -367,10 +371,8 @@ class Engine:
         """Cost of a pass of ``count`` tokens, padded to an allowed width."""
         return self._costs.of_width(widths.fit(count, self.capacity) or count)
 
-    def _draft_model(self, kind: str) -> Model:
-        name = drafters.model_name(kind, self.manifest)
-        assert name is not None, "the drafter was checked against the bundle"
-        return self._model(name)
+    def _draft_models(self, kind: str) -> list[Model]:
+        return [self._model(name) for name in drafters.model_names(kind, self.manifest)]
 
     def _model(self, name: str) -> Model:
         if name not in self._models:
@@ -405,8 +407,8 @@ class Engine:
     @functools.cached_property
     def _costs(self) -> Costs:
         self._check_idle()
-        with_model = [kind for kind in self.drafters if drafters.model_name(kind, self.manifest) is not None]
-        models = {kind: functools.partial(self._draft_model, kind) for kind in with_model}
+        kinds = {spec.kind: spec.model for spec in reversed(self.manifest.drafters) if spec.model is not None}
+        models = {kind: functools.partial(self._model, name) for kind, name in kinds.items() if kind in self.drafters}
         found = calibration.costs(self._key, lambda: cost.measure(self._model("target"), models))
         log.info(
             "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"

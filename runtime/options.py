@@ -25,7 +25,8 @@ class GenerationOptions:
     chat: bool | None = None
     """Wrap a text in the chat template; None does so when the bundle has one."""
     drafter: str = "auto"
-    """"auto" (n-gram, else the draft model), "none", or a drafter's name."""
+    """"auto" (n-gram, else a model that the bundle has for drafting), "none", or one name or several with commas between, in
+    the order in which they are asked."""
     draft_length: int | Literal["auto"] = "auto"
     """Drafted tokens per round, "auto" for the number that measured costs and acceptance favour."""
     exactness: Literal["exact", "fast"] = "exact"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("bundle", type=BUNDLE)
 @click.option("--prompts", type=click.Path(path_type=Path), default=OWN, help="Questions, a JSON object a line as in Spec-Bench.")
 @click.option("--questions", type=click.IntRange(1), help="Ask only so many, spread over the file.")
-@click.option("--drafter", "drafters", multiple=True, metavar="NAME[:K]", help="What to compare, several times; all unless given.")
+@click.option("--drafter", "drafters", multiple=True, metavar="NAME[,NAME][:K]", help="What to compare, several times; all unless given.")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=96, show_default=True)
 @click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
@@ -41,8 +41,7 @@ def bench(bundle: Path, prompts: Path, questions: int | None, as_json: bool, htm
         drafters = options["drafters"] or [name for name in engine.drafters if name != "none"]
         arms = arms_of(drafters)
         for arm in drafters:
-            if arm.partition(":")[0] not in engine.drafters:
-                raise UsageError(f"--drafter: {arm!r}: this bundle can run {', '.join(engine.drafters)}")
+            engine.check_drafter(arm.partition(":")[0])
         with progress("measuring", (len(asked) * options["repetitions"] + 1) * len(arms)) as advance:
             measured = measure(
                 engine,

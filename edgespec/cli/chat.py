@@ -95,8 +95,7 @@ class Conversation:
 
     def use_drafter(self, name: str, length: str = "auto") -> None:
         """Change the drafter of the answers to come."""
-        if name not in self.drafters:
-            raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(self.drafters)}")
+        self._engine.check_drafter(name)
         if length != "auto" and not length.isdecimal():
             raise UsageError(f"{length!r} is neither auto nor a number of tokens")
         self.chat.options |= {"drafter": name, "draft_length": length if length == "auto" else int(length)}

@@ -52,7 +52,13 @@ class TextFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 TEXT_FILE = TextFile()
 GENERATION_OPTIONS = (
     click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to write."),
-    click.option("--drafter", default="auto", show_default=True, metavar="auto|none|ngram|draft", help="Who proposes tokens."),
+    click.option(
+        "--drafter",
+        default="auto",
+        show_default=True,
+        metavar="auto|none|ngram|draft|...",
+        help="Who proposes tokens; several in the order in which they are asked, as ngram,draft.",
+    ),
     click.option(
         "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."
     ),

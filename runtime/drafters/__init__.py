@@ -1,7 +1,8 @@
 """Drafters: what proposes tokens. One file each, and a registry by name.
 
 A drafter sees token ids, never the target's session. To add one, write a class with the methods of :class:`Drafter`
-and register a factory under its name; the loop, the command line and ``edgespec verify`` then know it.
+and register a factory under its name, or in a package of your own name it as an entry point (docs/drafters.md); the loop, the
+command line and ``edgespec verify`` then know it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
+from edgespec.runtime.drafters import foreign
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate
@@ -72,59 +74,87 @@ class Drafter(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a factory may use. ``model`` gives the bundle's model for a drafter of that name, loaded on the first call.
-    ``choose`` takes a row of a draft's logits and the text before it to a token, and to q if it was drawn from q."""
+    """What a factory may use.
+
+    Attributes:
+        vocabulary: ids from it on are no tokens.
+        models: gives the bundle's models for drafters of a kind, in the manifest's order, loaded on the first call.
+        choose: takes a row of a draft's logits and the text before it to a token, and to q if it was drawn from q.
+    """
 
     vocabulary: int
-    model: Callable[[str], Model]
+    models: Callable[[str], Sequence[Model]]
     choose: Callable[[Floats, Text], Candidate]
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A registered drafter. ``needs_model`` says whether the bundle must bring a model for it."""
+    """A registered drafter.
+
+    Attributes:
+        make: gives a drafter for one generation.
+        needs: the kind of the manifest's drafters whose models it runs, None if it runs none.
+    """
 
     make: Callable[[Resources], Drafter]
-    needs_model: bool
+    needs: str | None = None
 
 
 _KINDS: dict[str, Kind] = {}
+AUTO = (("ngram",), ("eagle", "medusa", "draft"))
+"""What "auto" asks in turn: of each group the first that the bundle can run. The cheap one comes first."""
 
 
-def register(name: str, make: Callable[[Resources], Drafter], *, needs_model: bool = False) -> None:
+def register(name: str, make: Callable[[Resources], Drafter], *, needs: str | None = None) -> None:
     """Make a drafter known. ``none`` and ``auto`` are taken."""
     if name in ("none", "auto") or name in _KINDS:
         raise UsageError(f"drafter {name!r}: the name is taken")
-    _KINDS[name] = Kind(make, needs_model)
+    _KINDS[name] = Kind(make, needs)
 
 
 def kind_of(name: str) -> Kind:
-    return _KINDS[name]
+    """What is registered under ``name``, here or as an entry point of another package.
+
+    Raises:
+        UsageError: another package's drafter cannot be loaded.
+    """
+    return _KINDS[name] if name in _KINDS else Kind(foreign.load(name))
 
 
 def available(manifest: Manifest) -> tuple[str, ...]:
     """Names that may be asked for with this bundle: "auto", "none", and each drafter that it has all parts for."""
-    with_model = {drafter.kind for drafter in manifest.drafters if drafter.model is not None}
-    return ("auto", "none", *(name for name, kind in _KINDS.items() if not kind.needs_model or name in with_model))
+    own = (name for name, kind in _KINDS.items() if kind.needs is None or model_names(kind.needs, manifest))
+    return ("auto", "none", *own, *(name for name in foreign.names() if name not in _KINDS))
 
 
-def chosen(name: str, manifest: Manifest) -> tuple[str, ...]:
-    """The drafters that ``name`` stands for, in the order in which they are asked.
+def chosen(names: str, manifest: Manifest) -> tuple[str, ...]:
+    """The drafters that ``names`` stands for, one name or several with commas between, in the order in which they are asked.
 
     Raises:
-        UsageError: no drafter of that name, or the bundle has no model for it.
+        UsageError: no drafter of that name, one named twice, one that cannot be loaded, or the bundle has no model for it.
     """
     known = available(manifest)
-    if name not in known:
-        if name in _KINDS:
-            raise UsageError(f"drafter {name!r} needs a draft model, which this bundle lacks; it can run {', '.join(known)}")
-        raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(known)}")
-    return {"auto": known[2:], "none": ()}.get(name, (name,))
+    if names == "auto":
+        return tuple(found[0] for group in AUTO if (found := [name for name in group if name in known]))
+    if names == "none":
+        return ()
+    asked = tuple(name.strip() for name in names.split(","))
+    for index, name in enumerate(asked):
+        if len(asked) > 1 and name in ("auto", "none"):
+            raise UsageError(f"drafter {names!r}: {name} stands alone, it is no drafter to ask among others")
+        if name in asked[:index]:
+            raise UsageError(f"drafter {names!r}: {name} is named twice")
+        if name not in known and name in _KINDS:
+            raise UsageError(f"drafter {name!r} needs a {_KINDS[name].needs} model, which this bundle lacks; it can run {', '.join(known)}")
+        if name not in known:
+            raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(known)}")
+        kind_of(name)
+    return asked
 
 
-def model_name(kind: str, manifest: Manifest) -> str | None:
-    """The entry of the manifest's models that belongs to a drafter."""
-    return next((drafter.model for drafter in manifest.drafters if drafter.kind == kind and drafter.model is not None), None)
+def model_names(kind: str, manifest: Manifest) -> tuple[str, ...]:
+    """The entries of the manifest's models that belong to drafters of a kind."""
+    return tuple(drafter.model for drafter in manifest.drafters if drafter.kind == kind and drafter.model is not None)
 
 
 def _register_own() -> None:
@@ -132,7 +162,7 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.ngram import NGram
 
     register("ngram", lambda _: NGram())
-    register("draft", lambda resources: DraftModel(resources.model("draft"), resources.vocabulary, resources.choose), needs_model=True)
+    register("draft", lambda resources: DraftModel(resources.models("draft")[0], resources.vocabulary, resources.choose), needs="draft")
 
 
 _register_own()

@@ -152,3 +152,32 @@ def test_guesses_fill_rows_after_a_chain_only() -> None:
 def test_a_name_is_registered_once(name: str) -> None:
     with pytest.raises(UsageError, match="the name is taken"):
         drafters.register(name, lambda _: NGram())
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("auto", ("ngram", "draft")),
+        ("none", ()),
+        ("draft", ("draft",)),
+        ("draft,ngram", ("draft", "ngram")),
+        (" ngram , draft", ("ngram", "draft")),
+    ],
+)
+def test_names_in_order(attention_bundle: Path, names: str, expected: tuple[str, ...]) -> None:
+    assert drafters.chosen(names, open_bundle(attention_bundle)) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("ngram,ngram", "ngram is named twice"),
+        ("ngram,none", "none stands alone"),
+        ("auto,draft", "auto stands alone"),
+        ("ngram,", "no drafter ''"),
+        ("ngram,oracle", "no drafter 'oracle'"),
+    ],
+)
+def test_lists_that_say_nothing(attention_bundle: Path, names: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        drafters.chosen(names, open_bundle(attention_bundle))

@@ -150,7 +150,7 @@ def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pyt
     kinds = dict(drafters._KINDS)
     monkeypatch.setattr(drafters, "_KINDS", kinds)
     for right_first in (True, False):
-        kinds["branches"] = drafters.Kind(lambda _, first=right_first: Branches(first), needs_model=False)  # type: ignore[misc]
+        kinds["branches"] = drafters.Kind(lambda _, first=right_first: Branches(first))  # type: ignore[misc]
         for exactness in ("exact", "fast"):
             found = attention.generate(
                 "hello there", drafter="branches", draft_length=7, max_new_tokens=40, ignore_eos=True, exactness=exactness

@@ -120,7 +120,7 @@ def test_branches_of_a_tree_fork_the_grammar(attention: Engine, monkeypatch: pyt
                 return DraftTree()
             return DraftTree((ord("!"), right[0], ord("?"), *right[1:]), (-1, -1, 1, 1, 3))
 
-    monkeypatch.setattr(drafters, "_KINDS", {**drafters._KINDS, "branches": drafters.Kind(lambda _: Branches(), needs_model=False)})
+    monkeypatch.setattr(drafters, "_KINDS", {**drafters._KINDS, "branches": drafters.Kind(lambda _: Branches())})
     found = attention.generate("x", drafter="branches", draft_length=7, regex="[a-z]{20}[0-9]{10}", exactness="fast")
     assert found.token_ids == plain.token_ids
     assert found.stats.accepted > 10
