@@ -37,9 +37,10 @@ from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model, bytes_per_row
 from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.placement import Placements, Providers, Threads
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.sampling import Sampler, make_sampler
-from edgespec.runtime.session import check_providers, default_threads, import_onnxruntime
+from edgespec.runtime.session import import_onnxruntime
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
 from edgespec.runtime.structured import Grammar, GrammarMaker
@@ -72,16 +73,21 @@ def load(
     path: str | Path,
     *,
     memory_budget: int | str | None = None,
-    providers: Sequence[str] | None = None,
-    threads: int | None = None,
+    providers: Providers | None = None,
+    provider_options: Mapping[str, Mapping[str, str]] | None = None,
+    strict_providers: bool = False,
+    threads: Threads | None = None,
 ) -> Engine:
     """Open a bundle.
 
     Args:
         path: the bundle's folder, or its name on the Hub (``owner/name``, needs ``edgespec[hub]``).
         memory_budget: bytes, or text such as "300MB"; the KV cache is cut so that weights and cache fit.
-        providers: ONNX Runtime's execution providers in order of preference; the CPU by default.
-        threads: threads of a pass; by default the cores that the process may use.
+        providers: what to run on, the CPU by default: a name such as "cuda", several in order of preference, or each model's own as
+            in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
+        provider_options: ONNX Runtime's options of a provider, by the provider's name.
+        strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
+        threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
 
     Raises:
         BundleError: the bundle is missing, damaged or newer than this version.
@@ -89,20 +95,20 @@ def load(
         UsageError: an argument is out of range.
         RuntimeFailure: ONNX Runtime cannot load a graph.
     """
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise UsageError(f"threads: {threads!r} is not a number from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
-    return Engine(find_bundle(path), budget=budget, providers=check_providers(providers), threads=threads or default_threads())
+    placements = Placements.of(providers, threads, provider_options, strict_providers)
+    return Engine(find_bundle(path), budget=budget, placements=placements)
 
 
 class Engine:
     """See the module. Made by :func:`load`; use it in a ``with`` statement, or call ``close``."""
 
-    def __init__(self, path: Path, *, budget: int | None, providers: tuple[str, ...], threads: int) -> None:
+    def __init__(self, path: Path, *, budget: int | None, placements: Placements) -> None:
         self.path = path
         self.manifest: Manifest = open_bundle(path)
-        self.threads = threads
-        self.providers = providers
+        placements.check_models(self.manifest.models)
+        self.placements = placements
+        self.threads = placements.of_model("target").threads
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
@@ -118,7 +124,7 @@ class Engine:
         self._stop_running: Callable[[], None] | None = None
         self._closed = False
         self._model("target")
-        log.info("%s: %d tokens of context, %d threads, drafters %s", path, self.capacity, threads, ", ".join(self.drafters))
+        log.info("%s: %d tokens of context, %d threads, drafters %s", path, self.capacity, self.threads, ", ".join(self.drafters))
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -379,8 +385,15 @@ class Engine:
             spec = self.manifest.models[name]
             capacity = min(self.capacity, spec.capacity)
             alone = len(self.manifest.models) == 1
+            place = self.placements.of_model(name)
             self._models[name] = Model(
-                self.path / spec.graph, spec, capacity=capacity, threads=self.threads, providers=self.providers, alone=alone
+                self.path / spec.graph,
+                spec,
+                capacity=capacity,
+                threads=place.threads,
+                providers=place.providers,
+                alone=alone,
+                strict=place.strict,
             )
         return self._models[name]
 
@@ -396,12 +409,12 @@ class Engine:
     @functools.cached_property
     def _machine_key(self) -> str:
         """What the bits of a result depend on besides the bundle."""
-        return calibration.cache_key((machine_name(), import_onnxruntime().__version__, self.threads, *self.providers))
+        return calibration.cache_key((machine_name(), import_onnxruntime().__version__, self.placements.key))
 
     @functools.cached_property
     def _key(self) -> str:
         version = import_onnxruntime().__version__
-        parts = (self._bundle_key, machine_name(), version, self.threads, *self.providers, self.capacity)
+        parts = (self._bundle_key, machine_name(), version, self.placements.key, self.capacity)
         return calibration.cache_key(parts)
 
     @functools.cached_property

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
 from edgespec.manifest import KvLayer, ModelSpec
-from edgespec.runtime.session import first_line, make_session
+from edgespec.runtime.session import Choice, first_line, make_session
 
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
@@ -59,7 +59,17 @@ class Hidden:
 class Model:
     """A session with a KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
 
-    def __init__(self, graph: Path, spec: ModelSpec, *, capacity: int, threads: int, providers: Sequence[str], alone: bool = True) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        spec: ModelSpec,
+        *,
+        capacity: int,
+        threads: int,
+        providers: Sequence[Choice | str],
+        alone: bool = True,
+        strict: bool = False,
+    ) -> None:
         self.spec = spec
         self.capacity = capacity
         self.tokens: list[int] = []
@@ -69,7 +79,7 @@ class Model:
         """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
         self.max_pass = min(capacity, max(PREFILL_WIDTH, spec.max_width))
         self._graph = graph
-        self._session = make_session(graph, threads, providers, alone)
+        self._session = make_session(graph, threads, providers, alone, strict)
         _check_contract(graph, self._session, spec)
         self._dtype = np.dtype(spec.kv_dtype)
         self._caches = _allocate_caches(spec.layers, capacity, self._dtype)

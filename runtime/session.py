@@ -11,18 +11,35 @@ What the settings are for, measured with ONNX Runtime 1.32 on two cores:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import RuntimeFailure, UsageError
+from edgespec.errors import RuntimeFailure
+from edgespec.runtime.assignment import RECORD_ASSIGNMENT, check_assignment
 
 if TYPE_CHECKING:
     import onnxruntime
 
-DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 SPIN_US = "1000"  # outlasts every pause inside a pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An execution provider that a session is made with, by ONNX Runtime's name, and its options.
+
+    ``device`` is ONNX Runtime's object for a device of a plug-in; providers that are built in have none.
+    """
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+    device: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+
+CPU = Choice("CPUExecutionProvider")
+DEFAULT_PROVIDERS = (CPU,)
 
 
 def import_onnxruntime() -> Any:
@@ -59,27 +76,24 @@ def _quota() -> int:
         return 2**16
 
 
-def check_providers(providers: Sequence[str] | None) -> tuple[str, ...]:
-    """The execution providers to use, in order; the CPU alone for None."""
-    if providers is None:
-        return DEFAULT_PROVIDERS
-    chosen = (providers,) if isinstance(providers, str) else tuple(providers)
-    available = import_onnxruntime().get_available_providers()
-    for provider in chosen:
-        if provider not in available:
-            raise UsageError(f"provider {provider!r}: this onnxruntime has only {', '.join(available)}")
-    if not chosen:
-        raise UsageError("providers: name at least one, such as CPUExecutionProvider")
-    return chosen
+def make_session(
+    graph: Path, threads: int, providers: Sequence[Choice | str], alone: bool = True, strict: bool = False
+) -> onnxruntime.InferenceSession:
+    """Load a graph.
 
-
-def make_session(graph: Path, threads: int, providers: Sequence[str], alone: bool = True) -> onnxruntime.InferenceSession:
-    """Load a graph. ``alone`` says that no other session is going to run in turns with it.
+    Args:
+        graph: the ONNX file.
+        threads: of a pass.
+        providers: in order of preference; what none of them takes runs on the CPU, which is logged as a warning.
+        alone: no other session is going to run in turns with it.
+        strict: refuse the graph if a part of it would run on another provider.
 
     Raises:
-        RuntimeFailure: ONNX Runtime refuses the file; the message is the first line of its own.
+        RuntimeFailure: ONNX Runtime refuses the file; the message is the first line of its own. Or a provider cannot be started,
+            or, if strict, does not take all of the graph.
     """
     ort = import_onnxruntime()
+    chosen = [Choice(item) if isinstance(item, str) else item for item in providers]
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -89,9 +103,26 @@ def make_session(graph: Path, threads: int, providers: Sequence[str], alone: boo
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it
     try:
-        return ort.InferenceSession(str(graph), options, providers=list(providers))
+        if {choice.name for choice in chosen} == {CPU.name}:
+            return ort.InferenceSession(str(graph), options, providers=[CPU.name])
+        session = _on_other_providers(ort, graph, options, chosen)
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         raise RuntimeFailure(f"{graph}: ONNX Runtime cannot load this graph: {first_line(error)}") from error
+    check_assignment(graph, session, [choice.name for choice in chosen], strict)
+    return session
+
+
+def _on_other_providers(ort: Any, graph: Path, options: Any, chosen: Sequence[Choice]) -> Any:
+    """A session that says afterwards which nodes each provider has, and is not made at all where ONNX Runtime's own way would
+    be to go on with the CPU alone."""
+    options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
+    if not any(choice.device for choice in chosen):
+        providers = [(choice.name, dict(choice.options)) for choice in chosen]
+        return ort.InferenceSession(str(graph), options, providers=providers, enable_fallback=0)
+    for choice in chosen:  # Plug-ins are chosen by their devices, and then all others have to be, too.
+        devices = [choice.device] if choice.device else [item for item in ort.get_ep_devices() if item.ep_name == choice.name][:1]
+        options.add_provider_for_devices(devices, dict(choice.options))
+    return ort.InferenceSession(str(graph), options, enable_fallback=0)
 
 
 def first_line(error: BaseException) -> str:

@@ -36,8 +36,7 @@ def bench(bundle: Path, prompts: Path, questions: int | None, as_json: bool, htm
     asked = read_prompts(prompts, questions)
     if html_file is not None and not html_file.parent.is_dir():
         raise UsageError(f"--html: {html_file.parent}: no such folder")
-    engine_options = {name: options[name] for name in ("threads", "memory_budget")}
-    with open_engine(bundle, engine_options) as engine:
+    with open_engine(bundle, options) as engine:
         drafters = options["drafters"] or [name for name in engine.drafters if name != "none"]
         arms = arms_of(drafters)
         for arm in drafters:

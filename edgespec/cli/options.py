@@ -35,6 +35,18 @@ def logit_bias(_context: click.Context, _param: click.Parameter, values: tuple[s
     return bias
 
 
+def provider_options(_context: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """``PROVIDER.KEY=VALUE`` as options by provider."""
+    options: dict[str, dict[str, str]] = {}
+    for value in values:
+        name, equals, setting = value.partition("=")
+        provider, dot, key = name.partition(".")
+        if not (equals and dot and provider and key):
+            raise click.BadParameter(f"{value!r} is not PROVIDER.KEY=VALUE, such as qnn.htp_performance_mode=burst")
+        options.setdefault(provider, {})[key] = setting
+    return options
+
+
 class TextFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A file whose text is the value."""
 
@@ -99,9 +111,24 @@ OTHERS = (
     "logit_bias", "json_schema", "regex", "grammar",
 )  # fmt: skip
 ENGINE_OPTIONS = (
-    click.option("--threads", type=click.IntRange(1), help="Threads of ONNX Runtime."),
+    click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),
+    click.option(
+        "--providers",
+        metavar="NAME",
+        help="What to run on: cpu, cuda, coreml, qnn, openvino, webgpu, dml or xnnpack; also by model: target=cuda,draft=cpu.",
+    ),
+    click.option(
+        "--provider-option",
+        "provider_options",
+        multiple=True,
+        callback=provider_options,
+        metavar="PROVIDER.KEY=VALUE",
+        help="An option of ONNX Runtime for a provider, such as qnn.htp_performance_mode=burst.",
+    ),
+    click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
     click.option("--memory-budget", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
 )
+ENGINE_KEYWORDS = ("memory_budget", "threads", "providers", "provider_options", "strict_providers")
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -133,4 +160,4 @@ def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load ``bundle`` with the engine options among a command's ``options``."""
     from edgespec.runtime import load
 
-    return load(bundle, memory_budget=options["memory_budget"], threads=options["threads"])
+    return load(bundle, **{name: options[name] for name in ENGINE_KEYWORDS})
