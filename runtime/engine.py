@@ -280,6 +280,7 @@ class Engine:
         stats.prompt_tokens = len(context)
         stats.drafter = options.drafter
         stats.draft_length = options.draft_length if names else 0
+        stats.branches = "commit" if target.branches else "seed"
         stats.exactness = "fast" if options.exactness == "fast" else self.exactness.grade
         stats.time_to_first_token_s = encoding
 
@@ -363,7 +364,7 @@ class Engine:
             else:
                 policy = FixedLength(min(options.draft_length, most))
             sources.append(Source(drafters.kind_of(name).make(resources), policy))
-        return Proposer(sources)
+        return Proposer(sources, target.branches)
 
     def _auto_length(self, drafter: str, widths: WidthRule) -> AutoLength:
         """One for each drafter and rule, kept for the next generation."""

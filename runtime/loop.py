@@ -109,7 +109,7 @@ def generate_blocks(
             keep(target, accepted, context)
         block = finish(target, accepted, sampler, context, limit, at_limit, stats)
         proposer.observe(Round(context, tree, accepted.path, choices))
-        count(stats, proposer, tree)
+        count(stats, proposer, tree, accepted)
         stats.run_s = target.model.run_seconds + proposer.run_seconds - run_prefill
         stats.decode_s += time.perf_counter() - started
         yield block
@@ -210,10 +210,12 @@ def finish(
     return Block(tuple(tokens), drafted, extra, reason)
 
 
-def count(stats: Stats, proposer: Proposer, tree: DraftTree) -> None:
+def count(stats: Stats, proposer: Proposer, tree: DraftTree, accepted: Accepted) -> None:
     """Counters of a round."""
     stats.target_passes += 1
     stats.drafted += len(tree)
+    stats.from_branches += sum(node != index for index, node in enumerate(accepted.path))
+    stats.seeded = proposer.seeded
     stats.draft_passes = proposer.passes
     stats.rounds_by_draft_length[len(tree)] = stats.rounds_by_draft_length.get(len(tree), 0) + 1
     stats.speculation_off = proposer.off

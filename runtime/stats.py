@@ -10,7 +10,7 @@ accepted      <= drafted
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from edgespec.runtime.machine import peak_rss_bytes
 
@@ -35,6 +35,12 @@ class Stats:
     draft_passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    branches: Literal["commit", "seed"] = "commit"
+    """What the branches of a draft tree beside its first path may do: commit tokens, or only say what is drafted next."""
+    from_branches: int = 0
+    """Accepted tokens beside the first path of their tree."""
+    seeded: int = 0
+    """Drafted tokens that the target had said on a branch that could not commit."""
     forced: int = 0
     """Tokens that came without a pass, because a grammar allowed nothing else."""
     new_tokens: int = 0

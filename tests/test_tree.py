@@ -9,17 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.tree import DraftTree
+from tests.helpers.trees import trees
 
 # The example of the module's docstring: "5 6" and, instead of 5, "7".
 EXAMPLE = DraftTree((5, 6, 7), (-1, 0, -1))
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> DraftTree:
-    """Any tree of at most 12 nodes."""
-    size = draw(st.integers(0, 12))
-    tokens = tuple(draw(st.integers(0, 99)) for _ in range(size))
-    return DraftTree(tokens, tuple(draw(st.integers(-1, node - 1)) for node in range(size)))
 
 
 def test_worked_example() -> None:

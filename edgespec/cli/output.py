@@ -99,6 +99,8 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
     ]
     if stats.drafted:
         pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
+    if stats.from_branches or stats.seeded:
+        pairs.append(("branches", f"{stats.from_branches} tokens accepted off the first path, {stats.seeded} drafted from branches"))
     if stats.forced:
         pairs.append(("forced", f"{stats.forced} tokens that the grammar left no choice about"))
     if stats.rechecked:

@@ -1,4 +1,5 @@
-"""Asks several drafters in turn, each with its own number of tokens, and fills rows that would be padding with guesses."""
+"""Asks several drafters in turn, each with its own number of tokens, and puts to use what costs nothing: what the target said on branches
+that could not commit goes first (seeds.py), and rows that would be padding are filled with guesses."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from edgespec.runtime.controller import LengthPolicy
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.ngram import NGram
+from edgespec.runtime.drafters.seeds import begin_with, seed_of
 from edgespec.tree import DraftTree
 
 
@@ -20,27 +22,47 @@ class Source:
 
 
 class Proposer:
-    """The first source that has a proposal gives it: the cheap ones are asked first. No sources is plain decoding."""
+    """The first source that has a proposal gives it: the cheap ones are asked first. No sources is plain decoding.
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    ``branches`` says whether every branch of a tree may commit tokens.
+    """
+
+    def __init__(self, sources: Sequence[Source], branches: bool = True) -> None:
         self.sources = tuple(sources)
+        self._branches = branches
         # Guesses come from the n-gram drafter's own index when there is one, so that the context is indexed once.
         indexes = [source.drafter for source in self.sources if isinstance(source.drafter, NGram)]
         self._guesser = (indexes[0] if indexes else NGram()) if self.sources else None
         self._asked: Source | None = None
         self._proposed = 0
+        self._known = 0
+        self._seed: list[int] = []
+        self._learns = False
+        self.seeded = 0
+        """Proposed tokens so far that the target had said on a branch."""
 
     def propose(self, context: Sequence[int], limit: int) -> DraftTree:
         """A tree of at most ``limit`` nodes."""
-        self._asked, self._proposed = None, 0
+        tree = self._ask(context, limit)
+        self._known, self._proposed = len(context), len(tree)
+        self._learns = not self._branches and not tree.is_chain
+        return tree
+
+    def _ask(self, context: Sequence[int], limit: int) -> DraftTree:
+        self._asked = None
         for source in self.sources:
             count = min(source.policy.length(), limit)
             if count < 1:
                 continue
-            tree = source.drafter.propose(context, count)
-            if len(tree):
-                self._asked, self._proposed = source, len(tree)
+            seed = self._seed[:limit]
+            tree = source.drafter.propose(context, count) if len(seed) < count else DraftTree()
+            if not len(tree) and not seed:
+                continue
+            self._asked = source
+            if not seed or tree.q:
                 return tree
+            self.seeded += len(seed)
+            return begin_with(tree, seed, max(count, len(seed)))
         return DraftTree()
 
     def fill(self, context: Sequence[int], tree: DraftTree, spare: int) -> DraftTree:
@@ -54,12 +76,13 @@ class Proposer:
 
     @property
     def reads_choices(self) -> bool:
-        return any(source.drafter.reads_choices for source in self.sources)
+        return self._learns or any(source.drafter.reads_choices for source in self.sources)
 
     def observe(self, found: Round) -> None:
         """A round is over; guesses that filled rows say nothing about the drafter that was asked."""
         if self._asked is not None:
             self._asked.policy.observe(self._proposed, sum(node < self._proposed for node in found.path))
+        self._seed = seed_of(found, self._known) if self._learns else []
         for source in self.sources:
             source.drafter.observe(found)
 

@@ -157,7 +157,10 @@ def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pyt
             )
             assert found.token_ids == plain.token_ids
             # Under "exact" a second branch commits nothing: its rows would not be bit for bit those of plain decoding.
-            assert (found.stats.accepted > 20) == (right_first or exactness == "fast")
+            # It says what is drafted next.
+            assert found.stats.accepted > 20
+            assert (found.stats.from_branches > 20) == (not right_first and exactness == "fast")
+            assert (found.stats.seeded > 10) == (not right_first and exactness == "exact")
 
 
 def test_padding_rows_carry_guesses(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
