@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from edgespec.errors import CapacityError, UsageError
 from edgespec.manifest import Manifest, ModelSpec
-from edgespec.runtime.model import bytes_per_row
+from edgespec.runtime.rows import bytes_per_row
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 LEAST_ROWS = 256

@@ -16,9 +16,10 @@ from edgespec.runtime.accept import Accepted, accept
 from edgespec.runtime.drafters import Round
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.exactness import WidthRule
-from edgespec.runtime.model import Floats, Model
+from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Text
 from edgespec.runtime.recheck import Recheck
+from edgespec.runtime.rows import Floats
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree

@@ -1,13 +1,9 @@
-"""One model of a bundle: its session, its KV cache, and what can be done to them.
+"""One model of a bundle: its session, and the KV cache that it runs on.
 
 The cache is one zeroed block of memory that the graph reads and writes in place (the past and present of a layer are
 the same rows). Where the graph gives the hidden states that a draft head reads, each valid row has its own beside it
-(``features``). Verbs:
-
-    run(tokens, rows, ...)   score S new tokens on top of ``length`` valid rows; afterwards they are valid too
-    keep_common(context)     keep what a new context shares with the cache
-    keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
-    keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
+(``features``). ``run`` scores new tokens on top of the valid rows, and they are then valid too; what else can be done to
+rows is in :mod:`edgespec.runtime.rows`.
 
 Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary,
 F width of the hidden states.
@@ -18,11 +14,6 @@ and binds the attention bias anew, whose shape changes with T: about 60 us besid
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
-import math
-import mmap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,31 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
-from edgespec.manifest import KvLayer, ModelSpec
+from edgespec.manifest import ModelSpec
+from edgespec.runtime.rows import Floats, Hidden, Rows, fill_bias, zeroed
 from edgespec.runtime.session import Choice, first_line, make_session
 
-MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
 
-Floats = npt.NDArray[np.float32]
 
-
-@dataclasses.dataclass(frozen=True)
-class Hidden:
-    """Which rows of a tree are hidden from a pass.
-
-    Attributes:
-        trunk: number of rows before the tree.
-        mask: bool [S, n], whether a new row must not see one of the n rows behind the trunk.
-        positions: int64 [n], their positions.
-    """
-
-    trunk: int
-    mask: npt.NDArray[np.bool_]
-    positions: npt.NDArray[np.int64]
-
-
-class Model:
+class Model(Rows):
     """A session with a KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
 
     def __init__(
@@ -70,10 +44,7 @@ class Model:
         alone: bool = True,
         strict: bool = False,
     ) -> None:
-        self.spec = spec
-        self.capacity = capacity
-        self.tokens: list[int] = []
-        """The tokens whose rows are valid, in order."""
+        super().__init__(spec, capacity)
         self.passes = 0
         self.run_seconds = 0.0
         """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
@@ -81,12 +52,6 @@ class Model:
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)
         _check_contract(graph, self._session, spec)
-        self._dtype = np.dtype(spec.kv_dtype)
-        self._caches = _allocate_caches(spec.layers, capacity, self._dtype)
-        wide = spec.hidden_states or 0
-        self._features = _zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
-        self._stores = [*self._caches, self._features] if spec.hidden_states else self._caches
-        """All that has one entry for each row of the cache, in axis 2."""
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
         self._positions = np.zeros(self.max_pass, np.int64)
@@ -95,22 +60,12 @@ class Model:
         self._rows = np.zeros(self.max_pass, np.int64)
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
-        self._no_bias = _zeroed(self.max_pass * capacity * 4).view(np.float32)
+        self._no_bias = zeroed(self.max_pass * capacity * 4).view(np.float32)
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
         self._bindings: dict[tuple[int, int], Any] = {}
         self._offsets = np.arange(self.max_pass, dtype=np.int64)
-
-    @property
-    def length(self) -> int:
-        """Number of valid rows."""
-        return len(self.tokens)
-
-    @property
-    def features(self) -> Floats:
-        """Hidden states of the valid rows, float32 [length, F]; a view that the next pass extends. F is 0 if the graph gives none."""
-        return self._features[0, 0, : self.length]
 
     def run(
         self,
@@ -150,7 +105,7 @@ class Model:
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
-        hidden = None if parents is None else self._tree(parents, width, start if trunk is None else trunk)
+        hidden = None if parents is None else self._hidden(parents, width, start if trunk is None else trunk)
         binding = self._binding(width, len(rows))
         for window in self._windows:
             bias = self._bias(window, width, total, hidden)
@@ -168,83 +123,20 @@ class Model:
         self.tokens.extend(tokens)
         return self._logits[: len(rows)]
 
-    def keep(self, length: int) -> None:
-        """Roll back to the first ``length`` rows."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot keep {length} of {self.length} cache rows")
-        del self.tokens[length:]
-
-    def keep_common(self, context: Sequence[int]) -> None:
-        """Keep the rows that belong to the first tokens of ``context``, but not all of it: one is left to run."""
-        most = min(self.length, len(context) - 1)
-        self.keep(next((index for index in range(most) if self.tokens[index] != context[index]), max(most, 0)))
-
-    def keep_path(self, start: int, rows: Sequence[int]) -> None:
-        """Keep the first ``start`` rows and of those after it only ``rows`` (offsets from ``start``, ascending)."""
-        count = len(rows)
-        if start + max(rows, default=-1) >= self.length or any(b <= a for a, b in itertools.pairwise(rows)):
-            raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
-        if list(rows) != list(range(count)):
-            chosen = np.asarray(rows) + start
-            tokens = [self.tokens[row] for row in chosen]
-            self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
-            for store in self._stores:
-                store[:, :, start : start + count] = store[:, :, chosen]
-            self.tokens.extend(tokens)
-        self.keep(start + count)
-
-    def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, and of the hidden states,
-        [1, 1, stop - start, F], if there are any."""
-        return [store[:, :, start:stop].copy() for store in self._stores]
-
-    def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
-        """Make ``rows``, as :meth:`cache_rows` gave them for ``tokens``, the valid ones. False if they do not fit."""
-        count = len(tokens)
-        kinds = [((1, store.shape[1], count, store.shape[3]), store.dtype) for store in self._stores]
-        if count > self.capacity or [(array.shape, array.dtype) for array in rows] != kinds:
-            return False
-        self.keep(0)
-        for store, array in zip(self._stores, rows, strict=True):
-            store[:, :, :count] = array
-        self.tokens.extend(tokens)
-        return True
-
-    def _tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
+    def _hidden(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Sets the new rows' positions, too."""
-        before = self.length - trunk
-        count = before + width
-        if not 0 <= before <= len(parents) <= count:
-            raise ValueError(f"{len(parents)} parents for a pass of {width} tokens behind {before} rows of a tree")
-        sees = np.zeros((count, count), bool)
-        sees[len(parents) :] = True  # padding: nobody reads it
-        positions = np.arange(trunk, trunk + count)
-        for row, parent in enumerate(parents):
-            if parent >= 0:
-                sees[row] = sees[parent]
-            sees[row, row] = True
-            positions[row] = trunk if parent < 0 else positions[parent] + 1
-        self._positions[:width] = positions[before:]
-        return Hidden(trunk, ~sees[before:], positions)
+        hidden = self.tree(parents, width, trunk)
+        self._positions[:width] = hidden.positions[self.length - trunk :]
+        return hidden
 
     def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
-        """The bias [S, T] for layers with this window: ``MASKED`` where a row must not see another, else 0."""
+        """The bias [S, T] for layers with this window."""
         if hidden is None and (window is None or total <= window):
             return self._no_bias
         if self._biases[window].size < width * total:
             self._biases[window] = np.empty(width * self.capacity, np.float32)
         bias = self._biases[window][: width * total].reshape(width, total)
-        bias.fill(0.0)
-        trunk = total - width if hidden is None else hidden.trunk
-        if hidden is not None:
-            bias[:, trunk:][hidden.mask] = MASKED
-        if window is not None:
-            # A row at position p sees the positions p - window + 1 to p. Rows of the trunk are at the position of their
-            # index; in a tree several rows share one.
-            positions = self._positions[:width]
-            oldest = positions - window + 1
-            bias[:, :trunk][np.arange(trunk) < oldest[:, None]] = MASKED
-            bias[:, trunk:][(positions if hidden is None else hidden.positions) < oldest[:, None]] = MASKED
+        fill_bias(bias, self._positions[:width], hidden, window)
         return bias
 
     def _binding(self, width: int, rows: int) -> Any:
@@ -279,41 +171,6 @@ class Model:
 def bias_name(window: int | None) -> str:
     """The graph input with the bias for layers of this window."""
     return "attention_bias" if window is None else f"attention_bias_window_{window}"
-
-
-def bytes_per_row(spec: ModelSpec) -> int:
-    """Size of one row of the KV cache over all layers, with its hidden states."""
-    cache = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
-    return cache + 4 * (spec.hidden_states or 0)
-
-
-def _zeroed(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes of which untouched pages cost nothing, not even to read, and which a forked process does not share.
-
-    np.zeros would ask for huge pages, and a cache of which only the first rows are used would then be resident as a whole.
-    """
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, whose mappings without a name are private
-        return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
-    block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            block.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(block, np.uint8)[:size]
-
-
-def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
-    """Key and value of each layer in turn, [1, H, C, D] each."""
-    shapes = [(1, layer.heads, capacity, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
-    sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
-    try:
-        block = _zeroed(sum(sizes))
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(f"cannot allocate a KV cache of {sum(sizes) / 2**20:.0f} MiB for {capacity} tokens") from error
-    caches, offset = [], 0
-    for shape, size in zip(shapes, sizes, strict=True):
-        caches.append(block[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
-        offset += size
-    return caches
 
 
 def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:

@@ -1,0 +1,186 @@
+"""The rows of a model's KV cache, and what can be done to them besides running the model.
+
+The cache is one zeroed block of memory. Where the graph gives the hidden states that a draft head reads, each row has its own
+beside it (``features``). Verbs:
+
+    keep_common(context)     keep what a new context shares with the cache
+    keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
+    keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
+
+Letters: S new tokens in a pass, C rows of capacity, F width of the hidden states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import CapacityError
+from edgespec.manifest import KvLayer, ModelSpec
+
+MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """Which rows of a tree are hidden from a pass.
+
+    Attributes:
+        trunk: number of rows before the tree.
+        mask: bool [S, n], whether a new row must not see one of the n rows behind the trunk.
+        positions: int64 [n], their positions.
+    """
+
+    trunk: int
+    mask: npt.NDArray[np.bool_]
+    positions: npt.NDArray[np.int64]
+
+
+class Rows:
+    """A KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
+
+    def __init__(self, spec: ModelSpec, capacity: int) -> None:
+        self.spec = spec
+        self.capacity = capacity
+        self.tokens: list[int] = []
+        """The tokens whose rows are valid, in order."""
+        self._caches = _allocate_caches(spec.layers, capacity, np.dtype(spec.kv_dtype))
+        wide = spec.hidden_states or 0
+        self._features = zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
+        self._stores = [*self._caches, self._features] if spec.hidden_states else self._caches
+        """All that has one entry for each row of the cache, in axis 2."""
+
+    @property
+    def length(self) -> int:
+        """Number of valid rows."""
+        return len(self.tokens)
+
+    @property
+    def features(self) -> Floats:
+        """Hidden states of the valid rows, float32 [length, F]; a view that the next pass extends. F is 0 if the graph gives none."""
+        return self._features[0, 0, : self.length]
+
+    def keep(self, length: int) -> None:
+        """Roll back to the first ``length`` rows."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot keep {length} of {self.length} cache rows")
+        del self.tokens[length:]
+
+    def keep_common(self, context: Sequence[int]) -> None:
+        """Keep the rows that belong to the first tokens of ``context``, but not all of it: one is left to run."""
+        most = min(self.length, len(context) - 1)
+        self.keep(next((index for index in range(most) if self.tokens[index] != context[index]), max(most, 0)))
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None:
+        """Keep the first ``start`` rows and of those after it only ``rows`` (offsets from ``start``, ascending)."""
+        count = len(rows)
+        if start + max(rows, default=-1) >= self.length or any(b <= a for a, b in itertools.pairwise(rows)):
+            raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
+        if list(rows) != list(range(count)):
+            chosen = np.asarray(rows) + start
+            tokens = [self.tokens[row] for row in chosen]
+            self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
+            for store in self._stores:
+                store[:, :, start : start + count] = store[:, :, chosen]
+            self.tokens.extend(tokens)
+        self.keep(start + count)
+
+    def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
+        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, and of the hidden states,
+        [1, 1, stop - start, F], if there are any."""
+        return [store[:, :, start:stop].copy() for store in self._stores]
+
+    def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
+        """Make ``rows``, as :meth:`cache_rows` gave them for ``tokens``, the valid ones. False if they do not fit."""
+        count = len(tokens)
+        kinds = [((1, store.shape[1], count, store.shape[3]), store.dtype) for store in self._stores]
+        if count > self.capacity or [(array.shape, array.dtype) for array in rows] != kinds:
+            return False
+        self.keep(0)
+        for store, array in zip(self._stores, rows, strict=True):
+            store[:, :, :count] = array
+        self.tokens.extend(tokens)
+        return True
+
+    def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
+        """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these
+        ``parents`` behind ``trunk`` rows, as in :meth:`edgespec.runtime.model.Model.run`."""
+        before = self.length - trunk
+        count = before + width
+        if not 0 <= before <= len(parents) <= count:
+            raise ValueError(f"{len(parents)} parents for a pass of {width} tokens behind {before} rows of a tree")
+        sees = np.zeros((count, count), bool)
+        sees[len(parents) :] = True  # padding: nobody reads it
+        positions = np.arange(trunk, trunk + count)
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                sees[row] = sees[parent]
+            sees[row, row] = True
+            positions[row] = trunk if parent < 0 else positions[parent] + 1
+        return Hidden(trunk, ~sees[before:], positions)
+
+
+def fill_bias(bias: Floats, positions: npt.NDArray[np.int64], hidden: Hidden | None, window: int | None, masked: float = MASKED) -> None:
+    """Set ``bias`` [S, T] to ``masked`` where a new row must not see another, else to 0.
+
+    Args:
+        bias: the last S of the T rows are the new ones.
+        positions: of the new rows.
+        hidden: of a tree; None for a chain, whose rows nothing hides from later ones but a window.
+        window: number of positions that a row sees, its own included; None for all.
+    """
+    bias.fill(0.0)
+    width, total = bias.shape
+    trunk = total - width if hidden is None else hidden.trunk
+    if hidden is not None:
+        bias[:, trunk:][hidden.mask] = masked
+    if window is not None:
+        # Rows of the trunk are at the position of their index; in a tree several rows share one.
+        oldest = positions - window + 1
+        bias[:, :trunk][np.arange(trunk) < oldest[:, None]] = masked
+        bias[:, trunk:][(positions if hidden is None else hidden.positions) < oldest[:, None]] = masked
+
+
+def zeroed(size: int) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes of which untouched pages cost nothing, not even to read, and which a forked process does not share.
+
+    np.zeros would ask for huge pages, and a cache of which only the first rows are used would then be resident as a whole.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, whose mappings without a name are private
+        return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
+    block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            block.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(block, np.uint8)[:size]
+
+
+def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    """Key and value of each layer in turn, [1, H, C, D] each."""
+    shapes = [(1, layer.heads, capacity, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+    sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
+    try:
+        block = zeroed(sum(sizes))
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapacityError(f"cannot allocate a KV cache of {sum(sizes) / 2**20:.0f} MiB for {capacity} tokens") from error
+    caches, offset = [], 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        caches.append(block[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
+        offset += size
+    return caches
+
+
+def bytes_per_row(spec: ModelSpec) -> int:
+    """Size of one row of the KV cache over all layers, with its hidden states."""
+    cache = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
+    return cache + 4 * (spec.hidden_states or 0)
