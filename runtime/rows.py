@@ -138,6 +138,7 @@ def fill_bias(bias: Floats, positions: npt.NDArray[np.int64], hidden: Hidden | N
         positions: of the new rows.
         hidden: of a tree; None for a chain, whose rows nothing hides from later ones but a window.
         window: number of positions that a row sees, its own included; None for all.
+        masked: what is added to the scores of rows that must not be seen.
     """
     bias.fill(0.0)
     width, total = bias.shape
