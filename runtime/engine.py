@@ -37,11 +37,11 @@ from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements, Providers, Threads
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import bytes_per_row
 from edgespec.runtime.sampling import Sampler, make_sampler
-from edgespec.runtime.session import import_onnxruntime
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
 from edgespec.runtime.structured import Grammar, GrammarMaker

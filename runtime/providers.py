@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.runtime.session import Choice, first_line, import_onnxruntime
+from edgespec.runtime.ort import import_onnxruntime
+from edgespec.runtime.session import Choice, first_line
 
 DEVICES = ("npu", "gpu", "cpu")  # of a plug-in that serves several, the first of these is taken unless one is named
 
@@ -107,7 +108,8 @@ def device_of(wanted: Provider, kind: str = "") -> Any:
     Raises:
         UsageError: the machine has none that the plug-in can use, or none of this kind.
     """
-    devices = [item for item in import_onnxruntime().get_ep_devices() if item.ep_name == wanted.name]
+    runtime: Any = import_onnxruntime()
+    devices = [item for item in runtime.get_ep_devices() if item.ep_name == wanted.name]
     kinds = {item.device.type.name.lower(): item for item in reversed(devices)}
     found = kind or next((kind for kind in DEVICES if kind in kinds), "")
     if found not in kinds:

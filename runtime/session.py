@@ -15,13 +15,12 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.errors import RuntimeFailure
 from edgespec.runtime.assignment import RECORD_ASSIGNMENT, check_assignment
-
-if TYPE_CHECKING:
-    import onnxruntime
+from edgespec.runtime.ort import import_onnxruntime
+from edgespec.runtime.ort.api import InferenceSession
 
 SPIN_US = "1000"  # outlasts every pause inside a pass
 
@@ -40,14 +39,6 @@ class Choice:
 
 CPU = Choice("CPUExecutionProvider")
 DEFAULT_PROVIDERS = (CPU,)
-
-
-def import_onnxruntime() -> Any:
-    """The onnxruntime module, imported when it is first needed and with its telemetry off unless the user asked for it."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime
-
-    return onnxruntime
 
 
 def default_threads() -> int:
@@ -78,7 +69,7 @@ def _quota() -> int:
 
 def make_session(
     graph: Path, threads: int, providers: Sequence[Choice | str], alone: bool = True, strict: bool = False
-) -> onnxruntime.InferenceSession:
+) -> InferenceSession:
     """Load a graph.
 
     Args:
@@ -92,7 +83,7 @@ def make_session(
         RuntimeFailure: ONNX Runtime refuses the file; the message is the first line of its own. Or a provider cannot be started,
             or, if strict, does not take all of the graph.
     """
-    ort = import_onnxruntime()
+    ort: Any = import_onnxruntime()
     chosen = [Choice(item) if isinstance(item, str) else item for item in providers]
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -104,8 +95,9 @@ def make_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it
     try:
         if {choice.name for choice in chosen} == {CPU.name}:
-            return ort.InferenceSession(str(graph), options, providers=[CPU.name])
-        session = _on_other_providers(ort, graph, options, chosen)
+            made: InferenceSession = ort.InferenceSession(str(graph), options, providers=[CPU.name])
+            return made
+        session: InferenceSession = _on_other_providers(ort, graph, options, chosen)
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         raise RuntimeFailure(f"{graph}: ONNX Runtime cannot load this graph: {first_line(error)}") from error
     check_assignment(graph, session, [choice.name for choice in chosen], strict)

@@ -66,14 +66,13 @@ def bench(bundle: Path, prompts: Path, questions: int | None, as_json: bool, htm
 
 
 def describe(engine: Engine, bundle: Path, options: dict[str, Any]) -> dict[str, Any]:
-    import onnxruntime
-
     from edgespec.runtime.machine import machine_name, peak_rss_bytes
+    from edgespec.runtime.ort import import_onnxruntime
 
     return {
         "bundle": str(bundle),
         "machine": machine_name(),
-        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime": import_onnxruntime().__version__,
         "threads": engine.threads,
         "max_new_tokens": options["max_new_tokens"],
         "repetitions": options["repetitions"],

@@ -122,15 +122,15 @@ def draft_speeds(bundles: Mapping[int, Path], threads: int | None) -> dict[int, 
 
 def run_comparison(bundle: Path, threads: int | None) -> tuple[Comparison, dict[str, Any]]:
     """The comparison on the three prompts, and what it was measured on."""
-    import onnxruntime
-
     import edgespec
     from edgespec.runtime.machine import machine_name
+    from edgespec.runtime.ort import import_onnxruntime
 
     runs = len(PROMPTS) * len(ARMS) * (1 + REPETITIONS)
     with edgespec.load(bundle, threads=threads) as engine, progress("measuring", runs) as advance:
         comparison = compare(engine, PROMPTS, repetitions=REPETITIONS, on_run=lambda: advance(1))
-        return comparison, {"machine": machine_name(), "onnxruntime": onnxruntime.__version__, "threads": engine.threads}
+        version = import_onnxruntime().__version__
+        return comparison, {"machine": machine_name(), "onnxruntime": version, "threads": engine.threads}
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:

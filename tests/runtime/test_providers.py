@@ -12,9 +12,10 @@ import pytest
 
 from edgespec.errors import RuntimeFailure, UsageError
 from edgespec.runtime import load, providers
+from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements
 from edgespec.runtime.providers import KNOWN, Provider
-from edgespec.runtime.session import CPU, Choice, import_onnxruntime
+from edgespec.runtime.session import CPU, Choice
 
 IDLE = "AzureExecutionProvider"
 """Is in every wheel of onnxruntime for Linux and takes none of our nodes: the plainest case of a fallback."""

@@ -1,0 +1,18 @@
+"""ONNX Runtime's own C library, as the installed wheel holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+
+def wheel_library() -> Path:
+    """The library inside the installed package, for the C backend; the test is skipped where the wheel has none."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    patterns = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
+    found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    if not found:
+        pytest.skip(f"{folder} holds no library with the C API")
+    return found[0]
