@@ -34,7 +34,7 @@ def bundle_scores(folder: Path) -> tuple[Score, int]:
     """A bundle's target and the bytes of its weights."""
     spec = read_manifest(folder).target
     model = Model(folder / spec.graph, spec, capacity=512, threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    return lambda ids: parity._prefill(model, ids), sum((folder / name).stat().st_size for name in spec.weights)
+    return lambda ids: parity.prefill(model, ids), sum((folder / name).stat().st_size for name in spec.weights)
 
 
 def genai_scores(folder: Path) -> tuple[Score, int]:
@@ -75,7 +75,7 @@ def main() -> None:
         name, _, path = model.partition("=")
         score, size = (bundle_scores if (Path(path) / MANIFEST_NAME).exists() else genai_scores)(Path(path))
         parts = [parity.compare(reference.logits(index), score(ids), np.array(ids[1:])) for index, ids in enumerate(texts)]
-        found = parity._mean(parts)
+        found = parity.mean(parts)
         if position == 0:
             print(f"| float | | 0 | 1 | {found.original_perplexity:.3f} |")
         print(f"| {name} | {size / 1e6:.1f} | {found.kl:.4f} | {found.top1:.3f} | {found.perplexity:.3f} |", flush=True)

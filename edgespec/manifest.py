@@ -79,6 +79,8 @@ class Fidelity:
     ``kl`` is the mean KL(float model ‖ exported model) in nats, ``top1`` the share of rows with the same most likely
     token, ``relative_rms`` the rms error of the logits over their standard deviation. ``rows`` is the sample size.
     ``perplexity`` of the exported model and ``original_perplexity`` are over the same tokens, on text that nothing was fitted to.
+    ``graph_rms`` is the rms error of the logits, over their standard deviation, in float arithmetic and against the original with the
+    very weights that were stored: what the graph itself has changed. ``rounding_kl`` is the KL that rounding activations adds to it.
     """
 
     kl: float
@@ -87,6 +89,8 @@ class Fidelity:
     rows: int
     perplexity: float | None = None
     original_perplexity: float | None = None
+    graph_rms: float | None = None
+    rounding_kl: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.staging import check_output, staged
 from edgespec.export.standins import dense_experts
+from edgespec.export.stored import StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
@@ -122,24 +123,27 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> 
 def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: Decoder | None) -> Manifest:
     config = prepared.config
     models: dict[str, ModelSpec] = {}
+    stored: dict[str, StoredWeights] = {}
     drafters = [DrafterSpec("ngram")]
     tokenizer = prepared.tokenizer.save(folder)
     with WeightFile(folder / WEIGHTS_FILE) as weights:
-        models["target"] = _write_model("target", folder, weights, prepared, prepared.target, None)
+        models["target"], stored["target"] = _write_model("target", folder, weights, prepared, prepared.target, None)
         if draft_decoder is not None:
-            models["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
+            models["draft"], stored["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
             drafters.append(DrafterSpec("draft", model="draft"))
     sequences = [prepared.tokenizer.encode(text) for text in HELD]
     for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
         if decoder is not None:
-            models[name] = _prove(name, folder, models[name], decoder, config, sequences)
+            models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
     manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files, exactness)
     return parse_manifest(manifest.to_json(), where=MANIFEST_NAME)
 
 
-def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepared, decoder: Decoder, layers: int | None) -> ModelSpec:
+def _write_model(
+    name: str, folder: Path, weights: WeightFile, prepared: Prepared, decoder: Decoder, layers: int | None
+) -> tuple[ModelSpec, StoredWeights]:
     """Rewrite a copy of the traced graph, write its weights and save it; ``layers`` for an early exit."""
     config = prepared.config
     kind = _weights_of(name, config)
@@ -149,11 +153,11 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
     model = decoder.traced.model.clone()
     pipeline(choice.plan, layers, prepared.capacity)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
-        weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
+        places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
     ir.save(model, folder / f"{name}.onnx")
     origin, traced = decoder.checkpoint.origin, decoder.traced
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=decoder.checkpoint.config.get_text_config().model_type,
         graph=f"{name}.onnx",
         weights=(weights.path.name,),
@@ -165,11 +169,13 @@ def _write_model(name: str, folder: Path, weights: WeightFile, prepared: Prepare
         quantisation=choice.quantisation,
         source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
     )
+    return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
 
-def _parameters(decoder: Decoder) -> int:
-    """How many numbers the original has."""
-    return sum(math.prod(fixed_shape(value)) for value in decoder.traced.model.graph.initializers.values())
+def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    """The shape of each of the original's tensors that the graph is made of."""
+    values = [value for value in decoder.traced.model.graph.initializers.values() if get_recipe(value) is not None]
+    return {value.name or "": fixed_shape(value) for value in values}
 
 
 def _matrices(decoder: Decoder) -> list[str]:
@@ -184,15 +190,18 @@ def _weights_of(name: str, config: ExportConfig) -> str:
     return config.draft_weights if name == "draft" and config.draft_weights else config.weights
 
 
-def _prove(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]) -> ModelSpec:
+def _prove(
+    name: str, graph: Path, spec: ModelSpec, stored: StoredWeights, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]
+) -> ModelSpec:
     kind = _weights_of(name, config)
     key = (kind, len(spec.layers))
     if key not in decoder.proven:
         with _step(f"{name}: comparing with the original", config.quiet):
-            original = decoder.checkpoint.config_copy()
+            model_config = decoder.checkpoint.config_copy()
             if spec.source.derived:
-                original = shallow_config(original, len(spec.layers))
-            decoder.proven[key] = parity.check(folder / spec.graph, spec, decoder.checkpoint, original, sequences, _parameters(decoder))
+                model_config = shallow_config(model_config, len(spec.layers))
+            original = parity.Original(decoder.checkpoint, model_config, sum(map(math.prod, _shapes(decoder).values())))
+            decoder.proven[key] = parity.check(name, graph, spec, stored, original, sequences)
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
     return dataclasses.replace(spec, fidelity=fidelity)

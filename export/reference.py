@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from accelerate.hooks import attach_align_device_hook
 
-from edgespec.export.checkpoint import Checkpoint
 from edgespec.export.trace.model import build_empty, tied_names
 
 
-class _FloatWeights(Mapping[str, torch.Tensor]):
-    """A checkpoint as float32, under every name that the model has for a tensor. The one read last is kept: the head is read often."""
+class Weights(Protocol):
+    """Where tensors are read from: a checkpoint, or what an export has stored of it."""
 
-    def __init__(self, checkpoint: Checkpoint, tied: dict[str, str]) -> None:
-        self._checkpoint = checkpoint
+    def read_float(self, name: str) -> torch.Tensor:
+        """The tensor as float32."""
+        ...
+
+
+class _FloatWeights(Mapping[str, torch.Tensor]):
+    """Tensors under every name that the model has for them. The one read last is kept: the head is read often."""
+
+    def __init__(self, weights: Weights, tied: dict[str, str]) -> None:
+        self._weights = weights
         self._tied = tied
         self._last: tuple[str, torch.Tensor] | None = None
 
@@ -26,7 +33,7 @@ class _FloatWeights(Mapping[str, torch.Tensor]):
         first = self._tied.get(name, name)
         if self._last is None or self._last[0] != first:
             self._last = None
-            self._last = (first, self._checkpoint.read_float(first))
+            self._last = (first, self._weights.read_float(first))
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
@@ -39,15 +46,15 @@ class _FloatWeights(Mapping[str, torch.Tensor]):
 class Reference:
     """Logits of the original model for token sequences of any lengths.
 
-    Every module reads its weights when it is called and drops them after, so this needs one pass over the checkpoint
+    Every module reads its weights when it is called and drops them after, so this needs one pass over the weights
     and the memory of its largest module. Only the hidden states of all sequences are kept; logits are made of them when
     they are asked for, one sequence at a time.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: Any, sequences: Sequence[list[int]]) -> None:
+    def __init__(self, weights: Weights, config: Any, sequences: Sequence[list[int]]) -> None:
         self._model = build_empty(config, attention="eager")
-        weights = _FloatWeights(checkpoint, tied_names(self._model))
-        attach_align_device_hook(self._model, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+        by_name = _FloatWeights(weights, tied_names(self._model))
+        attach_align_device_hook(self._model, execution_device=torch.device("cpu"), offload=True, weights_map=by_name)
         self._lengths = [len(sequence) for sequence in sequences]
         # Short ones are filled up at the end, where causal attention sees nothing of it.
         longest = max(self._lengths)

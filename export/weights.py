@@ -18,6 +18,7 @@ import torch
 from edgespec.export.checkpoint import Checkpoint, Origin
 from edgespec.export.quantise import Quantised, join, quantise
 from edgespec.export.recipe import KEY, Recipe, Scheme, get_recipe
+from edgespec.export.stored import Place
 
 ALIGNMENT = 4096  # a page, so that ONNX Runtime can map each tensor where it lies
 SMALL = 1024  # smaller tensors are not mapped apart and only need their type's alignment
@@ -25,12 +26,6 @@ SMALL = 1024  # smaller tensors are not mapped apart and only need their type's 
 
 Ready = Callable[[str, Scheme], Quantised | None]
 """A tensor that is quantised already, by its name, if there is one in that scheme."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    offset: int
-    length: int
 
 
 class WeightFile:
@@ -54,13 +49,14 @@ class WeightFile:
         on_tensor: Callable[[int], None] | None = None,
         ready: Ready | None = None,
         method: str = "search",
-    ) -> None:
-        """Write what the graph's recipes describe and point its initializers there.
+    ) -> dict[Recipe, Place]:
+        """Write what the graph's recipes describe, point its initializers there, and say where that is.
 
         ``on_tensor`` is told of the number of initializers done, for a progress bar. Tensors of another ``checkpoint``
         are other tensors, though they may bear the same names. What ``ready`` has is taken from it, the rest is
         quantised by ``method``.
         """
+        places: dict[Recipe, Place] = {}
         for value in list(graph.initializers.values()):
             recipe = get_recipe(value)
             if recipe is None:
@@ -69,10 +65,12 @@ class WeightFile:
             if key not in self._places:
                 for part, array in _make(recipe, checkpoint, ready, method).items():
                     self._places[checkpoint.origin, dataclasses.replace(recipe, part=part)] = self._append(array)
-            self._point(value, self._places[key])
+            places[recipe] = self._places[key]
+            self._point(value, places[recipe])
             del value.metadata_props[KEY]
             if on_tensor:
                 on_tensor(1)
+        return places
 
     def flush(self) -> None:
         """Hand everything written so far to the system, so that a graph can be loaded from the file."""

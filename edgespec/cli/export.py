@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.output import facts, human_bytes
+from edgespec.cli.output import facts, fidelity_facts, human_bytes
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,11 +66,8 @@ def run_export(options: dict[str, Any]) -> None:
         ("size", human_bytes(sum(file.size for file in manifest.files))),
         ("took", f"{report.seconds:.0f} s, at most {human_bytes(report.peak_rss_bytes)} of memory"),
     ]
-    fidelity = manifest.target.fidelity
-    if fidelity:
-        lines.insert(3, ("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} of {fidelity.rows} rows"))
-        if fidelity.perplexity and fidelity.original_perplexity:
-            lines.insert(4, ("perplexity", f"{fidelity.perplexity:.4g}, of the original {fidelity.original_perplexity:.4g}"))
+    if manifest.target.fidelity:
+        lines[3:3] = fidelity_facts(manifest.target.fidelity)
     click.echo(facts(lines), err=True)
     click.echo(f"next: edgespec run {config.output} 'Hello'", err=True)
 

@@ -10,7 +10,7 @@ import click
 
 from edgespec.bundle import open_bundle
 from edgespec.cli.bundle_argument import BUNDLE
-from edgespec.cli.output import facts, human_bytes, print_json, printable, table
+from edgespec.cli.output import facts, fidelity_facts, human_bytes, print_json, printable, table
 from edgespec.manifest import DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation
 
 
@@ -62,10 +62,7 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
         ("widest pass", f"{model.max_width} tokens"),
     ]
     if model.fidelity:
-        fidelity = model.fidelity
-        pairs.append(("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} ({fidelity.rows} rows)"))
-        if fidelity.perplexity and fidelity.original_perplexity:
-            pairs.append(("perplexity", f"{fidelity.perplexity:.4g}, of the original {fidelity.original_perplexity:.4g}"))
+        pairs += fidelity_facts(model.fidelity)
     if model.pass_ms:
         pairs.append(("pass cost", ", ".join(f"{width}: {cost:.2f} ms" for width, cost in model.pass_ms.items())))
     return pairs

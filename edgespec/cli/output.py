@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from edgespec.manifest import Fidelity
     from edgespec.runtime import Stats
 
 
@@ -86,6 +87,17 @@ def write(text: str, *, colour: str | None = None) -> None:
         text = click.style(printable(text), fg=colour) if colour else printable(text)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def fidelity_facts(fidelity: Fidelity) -> list[tuple[str, str]]:
+    """What an export measured against the original."""
+    pairs = [("against torch", f"KL {fidelity.kl:.2g} nats, same top token {fidelity.top1:.1%} of {fidelity.rows} rows")]
+    if fidelity.perplexity and fidelity.original_perplexity:
+        pairs.append(("perplexity", f"{fidelity.perplexity:.4g}, of the original {fidelity.original_perplexity:.4g}"))
+    if fidelity.graph_rms is not None and fidelity.rounding_kl is not None:
+        kl = f"8-bit activations add a KL of {fidelity.rounding_kl:.2g}"
+        pairs.append(("graph alone", f"off by {fidelity.graph_rms:.1g} of the logits' spread with the same weights; {kl}"))
+    return pairs
 
 
 def stats_facts(stats: Stats) -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ def test_fidelity_is_recorded_for_both_models(pair: ExportReport) -> None:
     for model in pair.manifest.models.values():
         assert model.fidelity is not None
         assert model.fidelity.rows > 100
-        assert 0 < model.fidelity.relative_rms < parity.LIMITS["int8"].relative_rms
+        assert 0 < model.fidelity.relative_rms < parity.DIVERGENCE["int8"].relative_rms
 
 
 def test_attention_takes_the_packed_projection_and_rotates_itself(pair: ExportReport) -> None:
