@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +13,13 @@ import click
 import edgespec
 from benchmarks.figures import median, ratio
 from benchmarks.peers import environments
+from benchmarks.peers.engines import ENGINES, Setting
+from benchmarks.peers.environments import Unavailable
+from benchmarks.peers.process import Worker
 from edgespec.bench.prompts import OWN, read_prompts
 from edgespec.cache import cache_folder
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.session import default_threads
-
-HERE = Path(__file__).parent
-
-
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        hello = self._read()
-        self.engine, self.load_s, self.modes = hello["engine"], hello["load_s"], hello["modes"]
-        self.peak_rss_bytes = 0
-
-    def ask(self, mode: str, ids: list[int], new_tokens: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"mode": mode, "ids": ids, "new_tokens": new_tokens}) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
-        self.peak_rss_bytes = answer["peak_rss_bytes"]
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self._process.args}: the worker ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
 
 Arm = tuple[str, str]
 """An engine and one of its modes."""
@@ -99,38 +67,51 @@ def measure(workers: dict[str, Worker], prompts: list[list[int]], new_tokens: in
 @click.argument("gguf", type=click.Path(path_type=Path, exists=True))
 @click.option("--weights", type=click.Choice(["int4", "int8"]), default="int4", show_default=True)
 @click.option("--block-size", default=32, show_default=True)
+@click.option("--engine", "engines", multiple=True, type=click.Choice([*ENGINES]), help="Only this one; may be given several times.")
 @click.option("--threads", default=default_threads(), show_default=True)
 @click.option("--prompts", type=click.Path(path_type=Path, exists=True), default=OWN, help="A file in Spec-Bench's format.")
 @click.option("--questions", type=int, help="So many of the prompts.")
 @click.option("--new-tokens", default=96, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Where to write everything that was measured.")
-def main(gguf: Path, prompts: Path, questions: int | None, json_file: Path | None, **settings: Any) -> None:
+def main(gguf: Path, prompts: Path, questions: int | None, engines: tuple[str, ...], json_file: Path | None, **settings: Any) -> None:
     """Run every engine on the same weights, prompts and token counts, in turns."""
-    weights, block, threads = settings["weights"], settings["block_size"], str(settings["threads"])
     folder = cache_folder() / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
-    bundle = environments.edgespec_bundle(gguf, folder, weights, block)
-    genai = environments.genai_model(environments.float_checkpoint(gguf, folder), folder, 4 if weights == "int4" else 8, block)
+    setting = Setting(gguf, folder, settings["weights"], settings["block_size"], settings["threads"])
+    workers = start(setting, [name for name in ENGINES if not engines or name in engines])
+    bundle = environments.edgespec_bundle(gguf, folder, setting.weights, setting.block)
     with edgespec.load(bundle) as engine:
         asked = [engine.encode(question.text) for question in read_prompts(prompts, questions)]
-    genai_python = str(environments.environment("onnxruntime-genai", folder))
-    workers = {
-        "edgespec": Worker([sys.executable, str(HERE / "run_edgespec.py"), str(bundle), threads]),
-        "onnxruntime-genai": Worker([genai_python, str(HERE / "run_onnxruntime_genai.py"), str(genai), threads]),
-    }
     measured = measure(workers, asked, settings["new_tokens"], settings["rounds"])
     lengths = measured.lengths
-    click.echo(f"{machine_name()}, {threads} threads, {weights} block {block}; {', '.join(worker.engine for worker in workers.values())}")
+    click.echo(
+        f"{machine_name()}, {setting.threads} threads, {setting.weights} block {setting.block}; "
+        f"{', '.join(worker.engine for worker in workers.values())}"
+    )
     click.echo(
         f"{len(asked)} prompts of {min(lengths)} to {max(lengths)} tokens, {settings['new_tokens']} new tokens, greedy, "
         f"{settings['rounds']} rounds"
     )
-    click.echo(table(measured, workers, ("onnxruntime-genai", "plain")))
+    reference = "onnxruntime-genai" if "onnxruntime-genai" in workers else next(iter(workers))
+    click.echo(table(measured, workers, (reference, "plain")))
     if json_file:
         json_file.write_text(json.dumps({": ".join(arm): rows for arm, rows in measured.answers.items()}))
     for worker in workers.values():
         worker.close()
+
+
+def start(setting: Setting, names: Sequence[str]) -> dict[str, Worker]:
+    """A worker for every engine that can be had; of the others the reason is told."""
+    workers = {}
+    for name in names:
+        try:
+            workers[name] = Worker(ENGINES[name](setting))
+        except (Unavailable, OSError) as error:
+            click.echo(f"{name}: left out: {error}", err=True)
+    if not workers:
+        raise click.ClickException("no engine could be started")
+    return workers
 
 
 def table(measured: Measured, workers: dict[str, Worker], reference: Arm) -> str:

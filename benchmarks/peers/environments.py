@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {"onnxruntime-genai": ["torch==2.13.0", "onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx==1.23.2", "onnx-ir==1.1.0"]}
+PACKAGES = {
+    "onnxruntime-genai": ["torch==2.13.0", "onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx==1.23.2", "onnx-ir==1.1.0"],
+    "llama.cpp": ["xllamacpp==2026.10.11549"],
+    "openvino-genai": ["torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "nncf==3.4.0"],
+}
+
+
+class Unavailable(Exception):
+    """A peer that cannot be installed or fed here, and why."""
 
 
 def environment(peer: str, folder: Path) -> Path:
@@ -47,6 +55,17 @@ def genai_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Path:
     return output
 
 
+def openvino_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Path:
+    """The model as optimum-intel converts it, every weight of the same width in groups of ``block``, or by channel at 8 bits."""
+    output = folder / f"openvino-int{bits}-block{block}"
+    if not (output / "openvino_model.xml").exists():
+        python = environment("openvino-genai", folder)
+        options = ["--weight-format", f"int{bits}", *(["--group-size", str(block), "--ratio", "1.0"] if bits == 4 else [])]
+        arguments = ["-m", str(checkpoint), "--task", "text-generation-with-past", *options, str(output)]
+        quiet(str(python.with_name("optimum-cli")), "export", "openvino", *arguments)
+    return output
+
+
 def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int) -> Path:
     """Our own export of the same weights."""
     output = folder / f"edgespec-{weights}-block{block}"
@@ -57,7 +76,12 @@ def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int) -> Path:
 
 
 def quiet(*command: str) -> None:
-    """Run a command; its output is shown when it fails."""
+    """Run a command.
+
+    Raises:
+        Unavailable: it fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise Unavailable(f"{' '.join(command[:6])} ... failed: {''.join(last)[:300]}")

@@ -23,8 +23,10 @@ model = og.Model(sys.argv[1])
 loaded = time.perf_counter() - start
 
 
-def plain(ids: list[int], new_tokens: int) -> Answer:
+def generate(ids: list[int], new_tokens: int, **speculative: object) -> Answer:
     params = og.GeneratorParams(model)
+    if speculative:
+        params.set_speculative_options(**speculative)
     # min_length keeps it from stopping at the end of a text, as the other engines are kept from it.
     params.set_search_options(do_sample=False, max_length=len(ids) + new_tokens, min_length=len(ids) + new_tokens)
     generator = og.Generator(model, params)
@@ -38,4 +40,9 @@ def plain(ids: list[int], new_tokens: int) -> Answer:
     return [int(token) for token in generator.get_sequence(0)[len(ids) :]], first - begin, end - first
 
 
-serve(f"onnxruntime-genai {og.__version__}", loaded, {"plain": plain})
+MODES: dict[str, dict[str, object]] = {"plain": {}, "n-gram": {"ngram_size": 3, "max_draft_tokens": 3, "ngram_chained_lookup": True}}
+serve(
+    f"onnxruntime-genai {og.__version__}",
+    loaded,
+    {name: lambda ids, count, o=options: generate(ids, count, **o) for name, options in MODES.items()},
+)

@@ -1,0 +1,44 @@
+"""llama.cpp as a worker, through xllamacpp's wheel: ``run_xllamacpp.py GGUF THREADS``.
+
+Its answers carry the text and not the token ids, so texts are what is compared.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from worker import Answer, serve
+
+start = time.perf_counter()
+import xllamacpp  # noqa: E402
+
+THREADS = int(sys.argv[2])
+DRAFTED, NGRAM = 3, 3
+
+
+def server(*, ngram: bool) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = sys.argv[1]
+    params.n_ctx, params.n_parallel, params.verbosity = 4096, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    if ngram:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = NGRAM, DRAFTED
+    return xllamacpp.Server(params)
+
+
+servers = {"plain": server(ngram=False), "n-gram": server(ngram=True)}
+loaded = time.perf_counter() - start
+
+
+def generate(mode: str, ids: list[int], new_tokens: int) -> Answer:
+    request = {"prompt": ids, "n_predict": new_tokens, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False, "stream": False}
+    answer = servers[mode].handle_completions(request)
+    timings = answer["timings"]
+    # The first token comes with the prompt's pass.
+    return list(answer["choices"][0]["text"].encode()), timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
+
+
+serve("llama.cpp (xllamacpp)", loaded, {mode: lambda ids, count, mode=mode: generate(mode, ids, count) for mode in servers})
