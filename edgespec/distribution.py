@@ -7,6 +7,7 @@ probabilities.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,16 @@ class Distribution:
     def of_weights(cls, tokens: npt.NDArray[np.int64], weights: npt.NDArray[np.floating]) -> Distribution:
         """Weights that do not sum to one yet."""
         return cls(tokens, weights / weights.sum())
+
+    @classmethod
+    def mean(cls, parts: Sequence[Distribution]) -> Distribution:
+        """The mixture of several distributions in equal parts."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens, place = np.unique(np.concatenate([part.tokens for part in parts]), return_inverse=True)
+        weights = np.zeros(len(tokens))
+        np.add.at(weights, place.ravel(), np.concatenate([part.weights for part in parts]))
+        return cls.of_weights(tokens, weights)
 
     def draw(self, uniform: float) -> int:
         """The token at the share ``uniform``, in [0, 1), of the probabilities laid side by side."""

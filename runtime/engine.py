@@ -355,16 +355,27 @@ class Engine:
         )
 
     def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions, sampler: Sampler) -> Proposer:
-        resources = drafters.Resources(self.tokenizer.size, self._draft_models, sampler.draft)
+        auto = options.draft_length == "auto"
+        resources = drafters.Resources(
+            vocabulary=self.tokenizer.size,
+            models=self._draft_models,
+            choose=sampler.draft,
+            guess=sampler.draft_several,
+            draws=sampler.draws,
+            branches=target.branches,
+            pass_ms=self._pass_cost(target.widths) if auto and names else None,
+            draft_ms=lambda kind: self._costs.draft_ms[kind],
+        )
         most = target.widths.widths[-1] - 1
         sources = []
         for name in names:
+            kind = drafters.kind_of(name)
             policy: LengthPolicy
-            if options.draft_length == "auto":
-                policy = self._auto_length(name, target.widths)
-            else:
+            if options.draft_length != "auto":
                 policy = FixedLength(min(options.draft_length, most))
-            sources.append(Source(drafters.kind_of(name).make(resources), policy))
+            else:
+                policy = FixedLength(most) if kind.sizes_itself else self._auto_length(name, target.widths)
+            sources.append(Source(kind.make(resources), policy))
         return Proposer(sources, target.branches)
 
     def _auto_length(self, drafter: str, widths: WidthRule) -> AutoLength:
@@ -374,6 +385,11 @@ class Engine:
             draft_ms = self._costs.draft_ms.get(drafter, LOOK_UP_MS)
             self._policies[key] = AutoLength(functools.partial(self._pass_ms, widths), draft_ms, widths.widths[-1] - 1)
         return self._policies[key]
+
+    def _pass_cost(self, widths: WidthRule) -> Callable[[int], float]:
+        """Cost of a pass by its tokens, measured now if it has not been: in the middle of a generation it cannot be."""
+        _ = self._costs
+        return functools.partial(self._pass_ms, widths)
 
     def _pass_ms(self, widths: WidthRule, count: int) -> float:
         """Cost of a pass of ``count`` tokens, padded to an allowed width."""

@@ -19,7 +19,7 @@ A candidate that was chosen and not drawn has q = 1 at its token, and both rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,16 @@ from edgespec.runtime.processors import Cut, Edit, Floats, Ids, Text, Weights
 
 Candidate = tuple[int, Distribution | None]
 """A drafted token and the distribution it was drawn from, None if it was chosen."""
+
+
+class Guess(NamedTuple):
+    """One of several drafted tokens for a place, what it was drawn from (None if it was chosen), and how likely the draft thinks it is."""
+
+    token: int
+    q: Distribution | None
+    probability: float
+
+
 NO_TEXT = Text()
 LARGE_KEPT = 16384  # probabilities of more tokens stay in float32, in which they were computed
 
@@ -181,14 +191,47 @@ class Sampler:
     def draft(self, row: Floats, text: Text) -> Candidate:
         """A draft's token after ``text``, from its logits [V], under the same edits and cuts: drawn from q where the target
         will accept by ratio, else the most likely one."""
-        likeliest = int(row.argmax())
-        if not np.isfinite(row[likeliest]):
-            raise RuntimeFailure("the draft's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
-        scores = self._edited(row, text)
-        if self._shape is None or not self._ratio:
-            return likeliest if scores is row else int(scores.argmax()), None
+        scores = self._draft_scores(row, text)
+        if not self.draws:
+            return int(scores.argmax()), None
+        assert self._shape is not None
         q = self._shape(scores)
         return q.draw(self._rng.random()), q
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn from q, so that none that was drawn may be dropped, and their order stays."""
+        return self._shape is not None and self._ratio
+
+    def draft_several(self, rows: Sequence[Floats], text: Text, count: int) -> list[Guess]:
+        """Up to ``count`` tokens of one or several drafts after ``text``, from their logits [V], under the same edits and cuts.
+
+        q is the mean of the drafts' distributions. Where the target accepts by ratio, tokens are drawn from it without replacement;
+        else they are the most likely ones, in that order.
+        """
+        tokens: Ids
+        if self._shape is None:
+            weights = np.mean([self._softmax(row, text) for row in rows], axis=0) if len(rows) > 1 else self._softmax(rows[0], text)
+            tokens = processors.most(weights, min(count, len(weights)))
+            tokens = tokens[np.argsort(-weights[tokens], kind="stable")]
+            return [Guess(int(token), None, float(weights[token])) for token in tokens if weights[token] > 0]
+        q = Distribution.mean([self._shape(self._draft_scores(row, text)) for row in rows])
+        if self._ratio:
+            drawn = draw_several(q, count, self._rng.random, replacement=False)
+            return [Guess(token, left, q.probability(token)) for token, left in drawn]
+        places = np.argsort(-q.weights, kind="stable")[:count]
+        return [Guess(int(q.tokens[place]), None, float(q.weights[place])) for place in places]
+
+    def _softmax(self, row: Floats, text: Text) -> Floats:
+        scores = self._draft_scores(row, text)
+        weights: Floats = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        return weights
+
+    def _draft_scores(self, row: Floats, text: Text) -> Floats:
+        if not np.isfinite(row.max()):  # a NaN is the largest, too
+            raise RuntimeFailure("the draft's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
+        return self._edited(row, text)
 
     def forced(self, text: Text) -> Sequence[int]:
         """Tokens that come next whatever the models say."""

@@ -20,7 +20,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtime.drafters import foreign
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Candidate
+from edgespec.runtime.sampling import Candidate, Guess
 from edgespec.tree import DraftTree
 
 
@@ -80,11 +80,23 @@ class Resources:
         vocabulary: ids from it on are no tokens.
         models: gives the bundle's models for drafters of a kind, in the manifest's order, loaded on the first call.
         choose: takes a row of a draft's logits and the text before it to a token, and to q if it was drawn from q.
+        guess: takes a row of each draft's logits, the text before it and a number to as many tokens, the likeliest first or in the
+            order in which they were drawn.
+        draws: whether ``guess`` draws, so that none of its tokens may be dropped.
+        branches: whether every branch of a tree may commit tokens.
+        pass_ms: milliseconds of a target pass of so many tokens. None where a number of nodes was asked for: then it is not the
+            drafter's to choose.
+        draft_ms: milliseconds of a step of the model of a kind.
     """
 
     vocabulary: int
     models: Callable[[str], Sequence[Model]]
     choose: Callable[[Floats, Text], Candidate]
+    guess: Callable[[Sequence[Floats], Text, int], Sequence[Guess]]
+    draws: bool = False
+    branches: bool = True
+    pass_ms: Callable[[int], float] | None = None
+    draft_ms: Callable[[str], float] = lambda _: 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +106,12 @@ class Kind:
     Attributes:
         make: gives a drafter for one generation.
         needs: the kind of the manifest's drafters whose models it runs, None if it runs none.
+        sizes_itself: whether it finds out by itself how many nodes pay. It is then asked for as many as a pass can verify.
     """
 
     make: Callable[[Resources], Drafter]
     needs: str | None = None
+    sizes_itself: bool = False
 
 
 _KINDS: dict[str, Kind] = {}
@@ -105,11 +119,11 @@ AUTO = (("ngram",), ("eagle", "medusa", "draft"))
 """What "auto" asks in turn: of each group the first that the bundle can run. The cheap one comes first."""
 
 
-def register(name: str, make: Callable[[Resources], Drafter], *, needs: str | None = None) -> None:
+def register(name: str, make: Callable[[Resources], Drafter], *, needs: str | None = None, sizes_itself: bool = False) -> None:
     """Make a drafter known. ``none`` and ``auto`` are taken."""
     if name in ("none", "auto") or name in _KINDS:
         raise UsageError(f"drafter {name!r}: the name is taken")
-    _KINDS[name] = Kind(make, needs)
+    _KINDS[name] = Kind(make, needs, sizes_itself)
 
 
 def kind_of(name: str) -> Kind:
@@ -160,9 +174,11 @@ def model_names(kind: str, manifest: Manifest) -> tuple[str, ...]:
 def _register_own() -> None:
     from edgespec.runtime.drafters.draft_model import DraftModel
     from edgespec.runtime.drafters.ngram import NGram
+    from edgespec.runtime.drafters.tree import make_token_tree
 
     register("ngram", lambda _: NGram())
     register("draft", lambda resources: DraftModel(resources.models("draft")[0], resources.vocabulary, resources.choose), needs="draft")
+    register("tree", make_token_tree, needs="draft", sizes_itself=True)
 
 
 _register_own()

@@ -127,7 +127,7 @@ def test_saved_and_gone_on_with(edgespec: Run, bundle: Path, tmp_path: Path) -> 
     [
         ("/drafter oracle", "no drafter 'oracle'"),
         ("/drafter ngram many", "'many' is neither auto nor a number"),
-        ("/drafter", "usage: /drafter auto|none|ngram [K]"),
+        ("/drafter", "usage: /drafter auto|none|ngram"),
         ("/edit", "usage: /edit N TEXT"),
         ("/edit 0 x", "numbered from 1"),
         ("/edit 5 x", "has 0 messages of the user"),
