@@ -366,6 +366,8 @@ def _check(manifest: Manifest, where: str) -> None:
                     "is not ascending within the capacity",
                 )
                 need(0 < graph.rows <= graph.width, f"{place}.graphs[{index}].rows", graph.rows, "is not within the width")
+            whole = any(graph.rows == graph.width for graph in static.graphs)
+            need(whole, f"{place}.graphs", len(static.graphs), "graphs and none of them with logits for every row")
         for width, cost in (model.pass_ms or {}).items():
             need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")

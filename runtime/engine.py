@@ -38,7 +38,8 @@ from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placements, Providers, Threads
+from edgespec.runtime.placement import Placements, Profile, Providers, Threads
+from edgespec.runtime.profiles import open_model, with_profiles
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import bytes_per_row
 from edgespec.runtime.sampling import Sampler, make_sampler
@@ -77,6 +78,7 @@ def load(
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
+    profile: Profile | None = None,
     threads: Threads | None = None,
 ) -> Engine:
     """Open a bundle.
@@ -88,6 +90,7 @@ def load(
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
+        profile: which of the bundle's graphs to run, "cpu" or "npu", also by model; by default the one that the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
 
     Raises:
@@ -97,7 +100,7 @@ def load(
         RuntimeFailure: ONNX Runtime cannot load a graph.
     """
     budget = None if memory_budget is None else parse_size(memory_budget)
-    placements = Placements.of(providers, threads, provider_options, strict_providers)
+    placements = Placements.of(providers, threads, provider_options, strict_providers, profile)
     return Engine(find_bundle(path), budget=budget, placements=placements)
 
 
@@ -106,8 +109,11 @@ class Engine:
 
     def __init__(self, path: Path, *, budget: int | None, placements: Placements) -> None:
         self.path = path
-        self.manifest: Manifest = open_bundle(path)
-        placements.check_models(self.manifest.models)
+        manifest = open_bundle(path)
+        placements.check_models(manifest.models)
+        profiles = {name: placements.of_model(name).profile for name in manifest.models}
+        self.manifest: Manifest = with_profiles(manifest, profiles)
+        """The bundle's, with the limits of the graphs that are used."""
         self.placements = placements
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target
@@ -401,18 +407,7 @@ class Engine:
     def _model(self, name: str) -> Model:
         if name not in self._models:
             spec = self.manifest.models[name]
-            capacity = min(self.capacity, spec.capacity)
-            alone = len(self.manifest.models) == 1
-            place = self.placements.of_model(name)
-            self._models[name] = Model(
-                self.path / spec.graph,
-                spec,
-                capacity=capacity,
-                threads=place.threads,
-                providers=place.providers,
-                alone=alone,
-                strict=place.strict,
-            )
+            self._models[name] = open_model(self.path, spec, self.placements.of_model(name), self.capacity, len(self.manifest.models) == 1)
         return self._models[name]
 
     @functools.cached_property

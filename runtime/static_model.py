@@ -9,7 +9,6 @@ Letters: S new tokens of a graph, R rows of it that get logits, C rows of cache,
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,20 +26,8 @@ from edgespec.runtime.session import first_line, make_session
 HIDE = -1e4  # exp() of it is 0 where scores are below thousands, and 16-bit floats have it
 
 
-def static_spec(spec: ModelSpec, profile: str) -> ModelSpec:
-    """The model with the limits of this profile: its capacity, and the widest pass that has logits for every row.
-
-    Raises:
-        BundleError: the bundle has no such profile for this model.
-    """
-    found = (spec.profiles or {}).get(profile)
-    if found is None:
-        raise BundleError(f"{spec.graph}: the bundle has no {profile} profile for this model; export it with --profile {profile}")
-    return dataclasses.replace(spec, capacity=found.capacity, max_width=max(graph.rows for graph in found.graphs))
-
-
 class StaticModel(Rows):
-    """Sessions of the graphs of ``profile``, over one KV cache. ``spec`` is that of :func:`static_spec`."""
+    """Sessions of the graphs of ``profile``, over one KV cache. ``spec`` is that of :func:`edgespec.runtime.profiles.static_spec`."""
 
     def __init__(self, folder: Path, spec: ModelSpec, profile: StaticProfile, place: Placement, *, alone: bool = True) -> None:
         super().__init__(spec, profile.capacity)

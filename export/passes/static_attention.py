@@ -13,11 +13,10 @@ from edgespec.export.passes.base import GraphPass, dialect_nodes, replace_value
 
 
 class StaticAttention(GraphPass):
-    """Needs ``Attention`` nodes on ``[1, heads, S, D]``; adds the masks ``[1, 1, S, T]``, T = C + S, as graph inputs."""
+    """Needs a graph that :func:`check_attention` lets pass, with ``Attention`` nodes on ``[1, heads, S, D]``. Adds the masks
+    ``[1, 1, S, T]`` as graph inputs, T = C + S."""
 
     def edit(self, graph: ir.Graph) -> bool:
-        if any(dialect_nodes(graph, "SharedAttention")):
-            raise UnsupportedModelError("--profile npu: layers of this model share KV, which a graph of fixed shapes cannot do yet")
         nodes = list(dialect_nodes(graph, "Attention"))
         tokens = graph.inputs[0].shape[1] if graph.inputs[0].shape is not None else "S"
         windows = sorted({node.attributes["window"].as_int() for node in nodes} | {0})
@@ -28,17 +27,33 @@ class StaticAttention(GraphPass):
         return True
 
 
+def check_attention(graph: ir.Graph) -> None:
+    """Refuse a traced model whose attention this pass cannot express.
+
+    Raises:
+        UnsupportedModelError: names the layer.
+    """
+    for node in dialect_nodes(graph, "SharedAttention"):
+        raise _unsupported(node, "takes keys and values from another layer")
+    for node in dialect_nodes(graph, "Attention"):
+        if len(node.inputs) > 5:
+            raise _unsupported(node, "has attention sinks")
+        if node.attributes["softcap"].as_float():
+            raise _unsupported(node, "caps its attention scores")
+
+
+def _unsupported(node: ir.Node, what: str) -> UnsupportedModelError:
+    layer = node.attributes["layer"].as_int()
+    return UnsupportedModelError(f"--profile npu: layer {layer} {what}, which graphs of fixed shapes do not have; leave the profile out")
+
+
 def _mask(window: int, tokens: int | str | ir.SymbolicDim) -> ir.Value:
     name = f"attention_bias_window_{window}" if window else "attention_bias"
     return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 1, tokens, "T"]))
 
 
 def _lower(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
-    query, key, value, past_key, past_value, *sink = node.inputs
-    for what, is_there in (("attention sinks", any(sink)), ("soft-capped attention", node.attributes["softcap"].as_float() != 0.0)):
-        if is_there:
-            layer = node.attributes["layer"].as_int()
-            raise UnsupportedModelError(f"--profile npu: layer {layer} has {what}, which an NPU's attention lacks; leave the profile out")
+    query, key, value, past_key, past_value = node.inputs
     keys = ir.node("Concat", [past_key, key], {"axis": 2})
     values = ir.node("Concat", [past_value, value], {"axis": 2})
     mixed = ir.node(

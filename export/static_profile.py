@@ -1,0 +1,101 @@
+"""The npu profile: a model once more, as graphs of fixed shapes out of standard operators, over the bundle's own weights.
+
+It is proven against the model's usual graph, which has been proven against the original: the same weights, so they may differ
+by no more than arithmetic in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from edgespec.errors import CapacityError
+from edgespec.export import parity
+from edgespec.export.checkpoint import Checkpoint
+from edgespec.export.passes import StaticSizes, static_pipeline
+from edgespec.export.passes.static_attention import check_attention
+from edgespec.export.quantise.choice import Choice
+from edgespec.export.weights import WeightFile
+from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
+from edgespec.runtime.model import Model
+from edgespec.runtime.placement import Placement
+from edgespec.runtime.profiles import static_spec
+from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.static_model import StaticModel
+
+NPU = "npu"
+PROOF_TOKENS = 96
+
+
+def write_graphs(
+    name: str,
+    model: ir.Model,
+    checkpoint: Checkpoint,
+    weights: WeightFile,
+    choice: Choice,
+    sizes: Sequence[StaticSizes],
+    layers: int | None,
+) -> StaticProfile:
+    """Rewrite copies of the traced ``model``, one for each of ``sizes``, and save them beside ``weights``; ``layers`` for an early exit."""
+    graphs = []
+    for size in sizes:
+        graph = model.clone()
+        static_pipeline(choice.plan, layers, size)(graph)
+        weights.fill(graph.graph, checkpoint, None, choice.ready, choice.method)
+        weights.flush()
+        file = f"{name}.{NPU}.{size.width}.onnx"
+        ir.save(graph, weights.path.parent / file)
+        graphs.append(StaticGraph(file, size.width, size.rows))
+    return StaticProfile(sizes[0].capacity, tuple(graphs))
+
+
+def static_sizes(widths: Sequence[int], capacity: int) -> list[StaticSizes]:
+    """Every row of a graph gets logits, but of a chunk of the prompt, the widest, only as many as of a verification pass."""
+    return [StaticSizes(width, min(width, widths[-2]), capacity) for width in widths]
+
+
+def check(traced: ir.Model, widths: Sequence[int], capacity: int) -> None:
+    """Refuse what the profile cannot be made of.
+
+    Raises:
+        CapacityError: the chunk is wider than the cache.
+        UnsupportedModelError: a layer with attention of another kind.
+    """
+    if widths[-1] > capacity:
+        raise CapacityError(f"--npu-widths: a pass of {widths[-1]} tokens is wider than the cache of {capacity}; choose a narrower one")
+    check_attention(traced.graph)
+
+
+def prove(folder: Path, spec: ModelSpec, weights: str, name: str, texts: Sequence[Sequence[int]]) -> None:
+    """Compare the graphs with the model's usual one on these token sequences.
+
+    Raises:
+        ExportError: they differ by more than ``weights`` of that type excuse.
+    """
+    assert spec.profiles is not None
+    place = Placement(DEFAULT_PROVIDERS, default_threads(), profile=NPU)
+    static = StaticModel(folder, static_spec(spec, NPU, name), spec.profiles[NPU], place)
+    usual = Model(folder / spec.graph, spec, capacity=static.capacity, threads=place.threads, providers=place.providers)
+    for text in texts:
+        ids = list(text[: min(PROOF_TOKENS, static.capacity)])
+        wanted, found = (_logits(model, ids, static.spec.max_width) for model in (usual, static))
+        parity.require(f"{name}, {NPU} profile", parity.compare(wanted, found), weights, None)
+
+
+def _logits(model: Model | StaticModel, ids: list[int], width: int) -> np.ndarray:
+    """Logits ``[n, V]`` of passes of every kind: a prompt, a tree of which the second branch is kept, a chain, single tokens."""
+    chunk = max(1, len(ids) - 2 * width)
+    model.keep(0)
+    rows = [model.run(ids[:chunk], [chunk - 1]).copy()]
+    following = ids[chunk : chunk + 2]
+    if width >= 3 and len(following) == 2:
+        rows.append(model.run([following[0], ids[0], following[1]], range(3), (-1, 0, 0)).copy())
+        model.keep_path(chunk, (0, 2))
+    for step in (width, 1, 1):
+        tokens = ids[model.length : model.length + step]
+        if tokens:
+            rows.append(model.run(tokens, range(len(tokens))).copy())
+    return np.concatenate(rows)
