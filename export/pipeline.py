@@ -215,7 +215,7 @@ def _prove(
     parity.require(name, fidelity, kind, config.max_kl)
     if spec.profiles:
         with _step(f"{name}: comparing the profiles", config.quiet):
-            static_profile.prove(graph.parent, spec, kind, name, sequences[: len(parity.SAMPLES)])
+            static_profile.prove(graph.parent, spec, kind, name, sequences)
     return dataclasses.replace(spec, fidelity=fidelity)
 
 
