@@ -104,32 +104,13 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class StaticGraph:
-    """A graph of fixed shapes: ``width`` new tokens, of which ``rows`` get logits."""
-
-    graph: str
-    width: int
-    rows: int
-
-
-@dataclasses.dataclass(frozen=True)
-class StaticProfile:
-    """A model once more, as graphs of fixed shapes in ascending width, over ``capacity`` cache rows (docs/providers.md). They
-    point into the model's own files of weights."""
-
-    capacity: int
-    graphs: tuple[StaticGraph, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """One model of the bundle: a graph that obeys the graph contract of docs/architecture.md.
 
     ``capacity`` is the largest number of KV rows that the model was exported for, ``max_width`` the largest number of
     new tokens in a verification pass. ``hidden_states`` is the width of the optional output of that name, None
     when the graph has none. ``pass_ms`` is the cost of a pass in milliseconds by its width, as measured where the
-    bundle was made; it is a first guess for other machines and nothing more. ``profiles`` are other graphs of the same
-    model by name, such as "npu".
+    bundle was made; it is a first guess for other machines and nothing more.
     """
 
     architecture: str
@@ -146,7 +127,6 @@ class ModelSpec:
     hidden_states: int | None = None
     fidelity: Fidelity | None = None
     pass_ms: dict[str, float] | None = None
-    profiles: dict[str, StaticProfile] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,28 +326,6 @@ def _check(manifest: Manifest, where: str) -> None:
             model.hidden_states,
             "is out of range",
         )
-        for profile, static in (model.profiles or {}).items():
-            place = f"{field}.profiles.{_plain(profile)}"
-            need(
-                bool(_MODEL_NAME.fullmatch(profile)),
-                f"{field}.profiles",
-                profile,
-                "is not a name of lower-case letters, digits, '_' and '-'",
-            )
-            need(0 < static.capacity <= model.capacity, f"{place}.capacity", static.capacity, "is not within the model's capacity")
-            need(0 < len(static.graphs) <= 100, f"{place}.graphs", len(static.graphs), "graphs are out of range")
-            for index, graph in enumerate(static.graphs):
-                least = static.graphs[index - 1].width if index else 0
-                need_file(graph.graph, f"{place}.graphs[{index}].graph")
-                need(
-                    least < graph.width <= static.capacity,
-                    f"{place}.graphs[{index}].width",
-                    graph.width,
-                    "is not ascending within the capacity",
-                )
-                need(0 < graph.rows <= graph.width, f"{place}.graphs[{index}].rows", graph.rows, "is not within the width")
-            whole = any(graph.rows == graph.width for graph in static.graphs)
-            need(whole, f"{place}.graphs", len(static.graphs), "graphs and none of them with logits for every row")
         for width, cost in (model.pass_ms or {}).items():
             need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")

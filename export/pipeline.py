@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from edgespec import __version__
 from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, CheckpointError, UsageError
-from edgespec.export import parity, static_profile
+from edgespec.export import parity
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
@@ -34,7 +34,6 @@ from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.staging import check_output, staged
 from edgespec.export.standins import dense_experts
-from edgespec.export.static_profile import NPU, static_sizes, write_graphs
 from edgespec.export.stored import StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
@@ -114,9 +113,6 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> 
     config = prepared.config
     check_output(output, config.force)
     draft_decoder = _open_draft(prepared, draft)
-    for decoder in (prepared.target, draft_decoder):
-        if decoder is not None and NPU in config.profiles:
-            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
     with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, draft, draft_decoder)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -160,10 +156,6 @@ def _write_model(
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
     ir.save(model, folder / f"{name}.onnx")
-    profiles = None
-    if NPU in config.profiles:
-        sizes = static_sizes(config.npu_widths, prepared.capacity)
-        profiles = {NPU: write_graphs(name, decoder.traced.model, decoder.checkpoint, weights, choice, sizes, layers)}
     origin, traced = decoder.checkpoint.origin, decoder.traced
     spec = ModelSpec(
         architecture=decoder.checkpoint.config.get_text_config().model_type,
@@ -176,7 +168,6 @@ def _write_model(
         max_width=min(config.max_width, prepared.capacity),
         quantisation=choice.quantisation,
         source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
-        profiles=profiles,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
@@ -213,9 +204,6 @@ def _prove(
             decoder.proven[key] = parity.check(name, graph, spec, stored, original, sequences)
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
-    if spec.profiles:
-        with _step(f"{name}: comparing the profiles", config.quiet):
-            static_profile.prove(graph.parent, spec, kind, name, sequences)
     return dataclasses.replace(spec, fidelity=fidelity)
 
 

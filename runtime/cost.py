@@ -1,9 +1,15 @@
-"""What a pass costs on this machine, by its width. The number of drafted tokens is chosen from it."""
+"""What a pass costs on this machine, by its width. The number of drafted tokens is chosen from it.
+
+It is measured once (:func:`measure`) and corrected by what real rounds take (:class:`RunningCosts`): attention costs more as the text
+grows, and the machine may be warm or busy.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,9 +17,12 @@ import numpy as np
 
 from edgespec.runtime.model import Model
 
+LOOK_UP_MS = 0.01  # a token drafted without a model, until it is known better
 LENGTH = 128  # valid cache rows during the measurement
 REPEATS = 6
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # costs between them are interpolated
+RECENT = 31  # passes whose median counts; of one width half as many
+LEAST = 5  # fewer say nothing
 QUIET = 1.3  # a typical run over the second fastest, on a machine that does nothing else
 
 
@@ -28,11 +37,58 @@ class Costs:
 
     def of_width(self, width: int) -> float:
         """A pass of ``width`` tokens: straight lines between the measured widths, and in proportion beyond them."""
-        curve = sorted(self.target_ms.items())
-        for (low, low_ms), (high, high_ms) in itertools.pairwise(curve):
-            if low <= width <= high:
-                return low_ms + (high_ms - low_ms) * (width - low) / (high - low)
-        return curve[0][1] if width < curve[0][0] else curve[-1][1] * width / curve[-1][0]
+        return interpolated(sorted(self.target_ms.items()), width)
+
+
+def interpolated(curve: Sequence[tuple[int, float]], width: int) -> float:
+    """The value at ``width`` of a curve of ascending points."""
+    for (low, low_ms), (high, high_ms) in itertools.pairwise(curve):
+        if low <= width <= high:
+            return low_ms + (high_ms - low_ms) * (width - low) / (high - low)
+    return curve[0][1] if width < curve[0][0] else curve[-1][1] * width / curve[-1][0]
+
+
+class RunningCosts:
+    """Measured costs, corrected by the passes of real rounds.
+
+    All passes together say how fast the machine is now; those of one width, each held against the speed at its time, say whether that
+    width costs more or less than was measured. Both are medians of the last few, so single disturbances do not count, and a width that
+    was last used while the machine was busy is not taken to be dear.
+    """
+
+    def __init__(self, start: Costs) -> None:
+        self.start = start
+        self._pace = collections.deque[float](maxlen=RECENT)
+        self._speed = 1.0
+        self._own: dict[int, collections.deque[float]] = {}
+        self._correction: dict[int, float] = {}
+        self._steps: dict[str, collections.deque[float]] = {}
+
+    def of_width(self, width: int) -> float:
+        """Milliseconds of a target pass of ``width`` tokens."""
+        return self.start.of_width(width) * self._speed * self._correction.get(width, 1.0)
+
+    def of_draft(self, drafter: str, tokens: int) -> float:
+        """Milliseconds in which a drafter makes so many tokens."""
+        found = self._steps.get(drafter)
+        step = statistics.median(found) if found and len(found) >= LEAST else self.start.draft_ms.get(drafter, LOOK_UP_MS)
+        return step * tokens
+
+    def saw_pass(self, width: int, seconds: float) -> None:
+        """A target pass of ``width`` tokens took so long."""
+        ratio = seconds * 1000 / self.start.of_width(width)
+        self._pace.append(ratio)
+        if len(self._pace) < LEAST:
+            return
+        self._speed = statistics.median(self._pace)
+        own = self._own.setdefault(width, collections.deque(maxlen=RECENT // 2))
+        own.append(ratio / self._speed)
+        if len(own) >= LEAST:
+            self._correction[width] = statistics.median(own)
+
+    def saw_draft(self, drafter: str, tokens: int, seconds: float) -> None:
+        """A drafter took so long for so many tokens, with everything around its model's passes."""
+        self._steps.setdefault(drafter, collections.deque(maxlen=RECENT)).append(seconds * 1000 / tokens)
 
 
 def measure(target: Model, drafts: Mapping[str, Callable[[], Model]]) -> Costs:

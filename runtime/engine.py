@@ -16,6 +16,7 @@ import functools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from edgespec.runtime import prefix as prefixes
 from edgespec.runtime.budget import parse_size, rows_that_fit, unused
 from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
-from edgespec.runtime.cost import Costs
+from edgespec.runtime.cost import Costs, RunningCosts
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
@@ -38,8 +39,7 @@ from edgespec.runtime.machine import machine_name
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placements, Profile, Providers, Threads
-from edgespec.runtime.profiles import open_model, with_profiles
+from edgespec.runtime.placement import Placements, Providers, Threads
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import bytes_per_row
 from edgespec.runtime.sampling import Sampler, make_sampler
@@ -52,9 +52,9 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-LOOK_UP_MS = 0.01  # a token drafted without a model
 BUSY = "this engine is generating already; finish or close that generation first"
 
+Policies = dict[tuple[str, WidthRule], AutoLength]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -78,7 +78,6 @@ def load(
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
-    profile: Profile | None = None,
     threads: Threads | None = None,
 ) -> Engine:
     """Open a bundle.
@@ -90,7 +89,6 @@ def load(
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
-        profile: which of the bundle's graphs to run, "cpu" or "npu", also by model; by default the one that the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
 
     Raises:
@@ -100,7 +98,7 @@ def load(
         RuntimeFailure: ONNX Runtime cannot load a graph.
     """
     budget = None if memory_budget is None else parse_size(memory_budget)
-    placements = Placements.of(providers, threads, provider_options, strict_providers, profile)
+    placements = Placements.of(providers, threads, provider_options, strict_providers)
     return Engine(find_bundle(path), budget=budget, placements=placements)
 
 
@@ -109,11 +107,8 @@ class Engine:
 
     def __init__(self, path: Path, *, budget: int | None, placements: Placements) -> None:
         self.path = path
-        manifest = open_bundle(path)
-        placements.check_models(manifest.models)
-        profiles = {name: placements.of_model(name).profile for name in manifest.models}
-        self.manifest: Manifest = with_profiles(manifest, profiles)
-        """The bundle's, with the limits of the graphs that are used."""
+        self.manifest: Manifest = open_bundle(path)
+        placements.check_models(self.manifest.models)
         self.placements = placements
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target
@@ -125,7 +120,10 @@ class Engine:
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         room = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in {"target", *names})
         self._swap = Swap(self._models, room if budget is None else unused(self.manifest, names, self.capacity, budget))
-        self._policies: dict[tuple[str, WidthRule], AutoLength] = {}
+        # How many tokens each drafter is asked for: of texts by themselves, of each conversation, and of the text before.
+        self._policies: Policies = {}
+        self._chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
+        self._last_policies: Policies = {}
         self._lock = threading.Lock()
         """Held by the generation that is running: there is one set of caches."""
         self._stop_running: Callable[[], None] | None = None
@@ -300,7 +298,7 @@ class Engine:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
         options, context, model = job.options, job.context, job.target.model
         sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids, grammar=job.grammar)
-        proposer = self._proposer(job.names, job.target, options, sampler)
+        proposer = self._proposer(job, sampler)
         self._check_idle()
         if not self._lock.acquire(blocking=False):
             raise UsageError(BUSY)
@@ -360,8 +358,9 @@ class Engine:
             branches=proven is None,
         )
 
-    def _proposer(self, names: Sequence[str], target: Target, options: GenerationOptions, sampler: Sampler) -> Proposer:
-        auto = options.draft_length == "auto"
+    def _proposer(self, job: Job, sampler: Sampler) -> Proposer:
+        target, length = job.target, job.options.draft_length
+        auto = bool(job.names) and length == "auto"
         resources = drafters.Resources(
             vocabulary=self.tokenizer.size,
             models=self._draft_models,
@@ -369,37 +368,45 @@ class Engine:
             guess=sampler.draft_several,
             draws=sampler.draws,
             branches=target.branches,
-            pass_ms=self._pass_cost(target.widths) if auto and names else None,
+            pass_ms=self._pass_cost(target.widths) if auto else None,
             draft_ms=lambda kind: self._costs.draft_ms[kind],
         )
         most = target.widths.widths[-1] - 1
         sources = []
-        for name in names:
+        for name in job.names:
             kind = drafters.kind_of(name)
             policy: LengthPolicy
-            if options.draft_length != "auto":
-                policy = FixedLength(min(options.draft_length, most))
+            if length != "auto" or kind.sizes_itself:
+                policy = FixedLength(most if length == "auto" else min(length, most))
             else:
-                policy = FixedLength(most) if kind.sizes_itself else self._auto_length(name, target.widths)
-            sources.append(Source(kind.make(resources), policy))
-        return Proposer(sources, target.branches)
+                policy = self._auto_length(name, target.widths, job.owner)
+            sources.append(Source(kind.make(dataclasses.replace(resources, gate=policy.gate)), policy))
+        return Proposer(sources, target.branches, self._running_costs if auto else None)
 
-    def _auto_length(self, drafter: str, widths: WidthRule) -> AutoLength:
-        """One for each drafter and rule, kept for the next generation."""
+    def _auto_length(self, drafter: str, widths: WidthRule, owner: object) -> AutoLength:
+        """One for each drafter and rule, kept for the next generation. A conversation has its own, which begins with what the last
+        text has shown."""
         key = drafter, widths
-        if key not in self._policies:
-            draft_ms = self._costs.draft_ms.get(drafter, LOOK_UP_MS)
-            self._policies[key] = AutoLength(functools.partial(self._pass_ms, widths), draft_ms, widths.widths[-1] - 1)
-        return self._policies[key]
+        own = self._policies if owner is None else self._chat_policies.setdefault(owner, {})
+        if key not in own:
+            last, costs = self._last_policies.get(key), self._running_costs
+            pass_ms, draft_ms = functools.partial(self._pass_ms, widths), functools.partial(costs.of_draft, drafter)
+            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, widths.widths[-1] - 1)
+        self._last_policies[key] = own[key]
+        return own[key]
 
     def _pass_cost(self, widths: WidthRule) -> Callable[[int], float]:
         """Cost of a pass by its tokens, measured now if it has not been: in the middle of a generation it cannot be."""
-        _ = self._costs
+        _ = self._running_costs
         return functools.partial(self._pass_ms, widths)
 
     def _pass_ms(self, widths: WidthRule, count: int) -> float:
         """Cost of a pass of ``count`` tokens, padded to an allowed width."""
-        return self._costs.of_width(widths.fit(count, self.capacity) or count)
+        return self._running_costs.of_width(widths.fit(count, self.capacity) or count)
+
+    @functools.cached_property
+    def _running_costs(self) -> RunningCosts:
+        return RunningCosts(self._costs)
 
     def _draft_models(self, kind: str) -> list[Model]:
         return [self._model(name) for name in drafters.model_names(kind, self.manifest)]
@@ -407,7 +414,18 @@ class Engine:
     def _model(self, name: str) -> Model:
         if name not in self._models:
             spec = self.manifest.models[name]
-            self._models[name] = open_model(self.path, spec, self.placements.of_model(name), self.capacity, len(self.manifest.models) == 1)
+            capacity = min(self.capacity, spec.capacity)
+            alone = len(self.manifest.models) == 1
+            place = self.placements.of_model(name)
+            self._models[name] = Model(
+                self.path / spec.graph,
+                spec,
+                capacity=capacity,
+                threads=place.threads,
+                providers=place.providers,
+                alone=alone,
+                strict=place.strict,
+            )
         return self._models[name]
 
     @functools.cached_property

@@ -21,7 +21,7 @@ from edgespec.runtime.processors import Text
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import Floats
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.stats import Stats
+from edgespec.runtime.stats import GUESS, Stats
 from edgespec.tree import DraftTree
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "stopped"]
@@ -99,7 +99,9 @@ def generate_blocks(
             return
         started = time.perf_counter()
         tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
+        run_before = target.model.run_seconds
         logits = verify(target, context, tree, width)
+        proposer.saw_pass(width, target.model.run_seconds - run_before)
         choices = logits[:, : target.vocabulary].argmax(axis=1) if proposer.reads_choices else None
         in_doubt = target.recheck.doubts(sampler) if target.recheck else None
         accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches, in_doubt=in_doubt)
@@ -110,7 +112,7 @@ def generate_blocks(
             keep(target, accepted, context)
         block = finish(target, accepted, sampler, context, limit, at_limit, stats)
         proposer.observe(Round(context, tree, accepted.path, choices))
-        count(stats, proposer, tree, accepted)
+        count(stats, proposer, tree, accepted, sum(block.drafted))
         stats.run_s = target.model.run_seconds + proposer.run_seconds - run_prefill
         stats.decode_s += time.perf_counter() - started
         yield block
@@ -211,12 +213,17 @@ def finish(
     return Block(tuple(tokens), drafted, extra, reason)
 
 
-def count(stats: Stats, proposer: Proposer, tree: DraftTree, accepted: Accepted) -> None:
-    """Counters of a round."""
+def count(stats: Stats, proposer: Proposer, tree: DraftTree, accepted: Accepted, committed: int) -> None:
+    """Counters of a round, which committed the first ``committed`` of the accepted tokens."""
     stats.target_passes += 1
     stats.drafted += len(tree)
     stats.from_branches += sum(node != index for index, node in enumerate(accepted.path))
     stats.seeded = proposer.seeded
     stats.draft_passes = proposer.passes
-    stats.rounds_by_draft_length[len(tree)] = stats.rounds_by_draft_length.get(len(tree), 0) + 1
+    stats.rounds_by_draft_length[len(tree)] += 1
+    stats.drafted_by_position.update(tree.depths())
+    stats.accepted_by_position.update(range(1, committed + 1))
+    names = [proposer.asked or GUESS if node < proposer.proposed else GUESS for node in range(len(tree))]
+    stats.drafted_by_drafter.update(names)
+    stats.accepted_by_drafter.update(names[node] for node in accepted.path[:committed])
     stats.speculation_off = proposer.off

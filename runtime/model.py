@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
+from edgespec.runtime.rows import Floats, Hidden, Rows, fill_bias, zeroed
 from edgespec.runtime.session import Choice, first_line, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
@@ -166,6 +166,11 @@ class Model(Rows):
             bind(f"past_key_values.{name}", cache, list(cache.shape))
             binding.bind_output(f"present.{name}", "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
         return binding
+
+
+def bias_name(window: int | None) -> str:
+    """The graph input with the bias for layers of this window."""
+    return "attention_bias" if window is None else f"attention_bias_window_{window}"
 
 
 def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:

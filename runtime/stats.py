@@ -4,15 +4,18 @@ new_tokens     = accepted + own_tokens + forced  a token is an accepted draft, t
                                                 left no choice about
 own_tokens     = 1 + target_passes              the prefill's one and one per pass, less one if the last pass
                                                 ended inside its accepted tokens
-accepted      <= drafted
+accepted      <= drafted, and both are the sums of their counts by position and by drafter
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any, Literal
 
 from edgespec.runtime.machine import peak_rss_bytes
+
+GUESS = "guess"
 
 
 @dataclasses.dataclass
@@ -51,7 +54,13 @@ class Stats:
     """From the first token to the last."""
     run_s: float = 0.0
     """The part of decode_s inside ONNX Runtime."""
-    rounds_by_draft_length: dict[int, int] = dataclasses.field(default_factory=dict)
+    rounds_by_draft_length: Counter[int] = dataclasses.field(default_factory=Counter)
+    drafted_by_position: Counter[int] = dataclasses.field(default_factory=Counter)
+    """From 1; in a tree, by depth."""
+    accepted_by_position: Counter[int] = dataclasses.field(default_factory=Counter)
+    drafted_by_drafter: Counter[str] = dataclasses.field(default_factory=Counter)
+    """"guess" stands for n-gram guesses in rows that would have been padding."""
+    accepted_by_drafter: Counter[str] = dataclasses.field(default_factory=Counter)
     speculation_off: str | None = None
     """Why there was, at the end, no speculation although a drafter was asked for."""
 
@@ -81,5 +90,9 @@ class Stats:
         """Everything in plain JSON types, with the peak memory of the process so far."""
         derived = ("own_tokens", "tokens_per_pass", "acceptance_rate", "decode_tokens_per_s", "overhead_share")
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        data["rounds_by_draft_length"] = {str(length): count for length, count in sorted(self.rounds_by_draft_length.items())}
+        data |= {name: _as_json(value) for name, value in data.items() if isinstance(value, Counter)}
         return {**data, **{name: getattr(self, name) for name in derived}, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def _as_json(counts: Counter[Any]) -> dict[str, int]:
+    return {str(key): count for key, count in sorted(counts.items())}

@@ -63,6 +63,8 @@ def test_every_arm_answers_every_question_and_counts_add_up(bundle: Path) -> Non
     # The draft knows the table, so three drafted tokens and one of the target come out of every pass.
     assert measured.answers["draft:3"][0].tokens_per_pass == 4
     assert measured.answers[PLAIN][0].tokens_per_pass == 1
+    assert measured.acceptance_by_position("draft:3") == {1: 1, 2: 1, 3: 1}
+    assert measured.acceptance_by_position(PLAIN) == {}
     assert measured.speedup(BASE) == pytest.approx(1)
     assert measured.categories == ["one", "two"]
 
@@ -101,7 +103,7 @@ def test_the_command_prints_json_and_writes_a_report(edgespec: Run, bundle: Path
     assert set(data["answers"]) == {BASE, PLAIN, "draft:2"}
     assert all(answer["equal"] for answers in data["answers"].values() for answer in answers)
     text = page.read_text()
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     assert '<span class="drafted">' in text
     assert not any(loader in text for loader in ("<script", "<link", "<img", "src=", "@import"))  # self-contained
 

@@ -6,6 +6,7 @@ costs is in the ratios. A machine that slows down slows all arms of a question a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -34,6 +35,8 @@ class Answer:
     tokens_per_pass: float
     equal: bool
     """The very tokens of exact plain decoding."""
+    drafted_by_position: dict[int, int]
+    accepted_by_position: dict[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,14 @@ class Measured:
     def speedup(self, arm: str, category: str | None = None) -> float:
         """Geometric mean of the ratios."""
         return geometric_mean(self.ratios(arm, category))
+
+    def acceptance_by_position(self, arm: str) -> dict[int, float]:
+        """Share of the tokens drafted at each position, from 1, that were accepted, over all questions."""
+        drafted, accepted = collections.Counter[int](), collections.Counter[int]()
+        for answer in self.answers[arm]:
+            drafted.update(answer.drafted_by_position)
+            accepted.update(answer.accepted_by_position)
+        return {position: accepted[position] / count for position, count in sorted(drafted.items())}
 
     @property
     def categories(self) -> list[str]:
@@ -129,6 +140,8 @@ def _ask(
             accepted=stats.accepted,
             tokens_per_pass=stats.tokens_per_pass,
             equal=found[-1].token_ids == plain,
+            drafted_by_position=dict(stats.drafted_by_position),
+            accepted_by_position=dict(stats.accepted_by_position),
         )
 
     return {arm: answer(found) for arm, found in results.items()}

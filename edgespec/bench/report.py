@@ -49,6 +49,8 @@ def html_report(measured: Measured, facts: dict[str, Any], costs: dict[int, floa
 {speedup_chart(measured)}
 <h2>Cost of a pass</h2><p class="note">Milliseconds of a target pass by the number of tokens in it.</p>
 {cost_chart(costs)}
+<h2>Acceptance</h2><p class="note">Share of the drafted tokens that were accepted, by their position in the draft.</p>
+{acceptance_chart(measured)}
 <h2>A sample</h2><p class="note">Tokens that were drafted and accepted are marked.</p><pre>{coloured(sample)}</pre>
 {f"<h2>Left out</h2><ul>{skipped}</ul>" if skipped else ""}
 </body></html>
@@ -74,6 +76,20 @@ def speedup_chart(measured: Measured) -> str:
     axes.set_xticks(range(len(measured.categories)), measured.categories, rotation=30, ha="right")
     axes.set_ylabel("times plain decoding")
     axes.legend(frameon=False, ncols=len(arms), loc="lower left", bbox_to_anchor=(0, 1))
+    return _svg(figure)
+
+
+def acceptance_chart(measured: Measured) -> str:
+    """A line for each arm that drafts."""
+    figure, axes = _axes()
+    for arm in measured.answers:
+        if shares := measured.acceptance_by_position(arm):
+            axes.plot(list(shares), list(shares.values()), marker="o", label=arm)
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted")
+    axes.set_ylim(0, 1.05)
+    if axes.lines:
+        axes.legend(frameon=False, ncols=len(axes.lines), loc="lower left", bbox_to_anchor=(0, 1))
     return _svg(figure)
 
 

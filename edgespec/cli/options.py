@@ -125,11 +125,10 @@ ENGINE_OPTIONS = (
         metavar="PROVIDER.KEY=VALUE",
         help="An option of ONNX Runtime for a provider, such as qnn.htp_performance_mode=burst.",
     ),
-    click.option("--profile", metavar="cpu|npu", help="Which of the bundle's graphs; what the provider can run unless given."),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
     click.option("--memory-budget", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
 )
-ENGINE_KEYWORDS = ("memory_budget", "threads", "providers", "provider_options", "strict_providers", "profile")
+ENGINE_KEYWORDS = ("memory_budget", "threads", "providers", "provider_options", "strict_providers")
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

@@ -111,6 +111,10 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
     ]
     if stats.drafted:
         pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
+        shares = [f"{stats.accepted_by_position[place] / count:.0%}" for place, count in sorted(stats.drafted_by_position.items())]
+        pairs.append(("by position", ", ".join(shares)))
+        by_drafter = [f"{name} {stats.accepted_by_drafter[name]} of {count}" for name, count in sorted(stats.drafted_by_drafter.items())]
+        pairs.append(("by drafter", ", ".join(by_drafter)))
     if stats.from_branches or stats.seeded:
         pairs.append(("branches", f"{stats.from_branches} tokens accepted off the first path, {stats.seeded} drafted from branches"))
     if stats.forced:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
+from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import foreign
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
@@ -87,6 +88,7 @@ class Resources:
         pass_ms: milliseconds of a target pass of so many tokens. None where a number of nodes was asked for: then it is not the
             drafter's to choose.
         draft_ms: milliseconds of a step of the model of a kind.
+        gate: says of token after token whether it pays; None where a number of tokens was asked for.
     """
 
     vocabulary: int
@@ -97,6 +99,7 @@ class Resources:
     branches: bool = True
     pass_ms: Callable[[int], float] | None = None
     draft_ms: Callable[[str], float] = lambda _: 0.0
+    gate: Gate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +180,7 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.tree import make_token_tree
 
     register("ngram", lambda _: NGram())
-    register("draft", lambda resources: DraftModel(resources.models("draft")[0], resources.vocabulary, resources.choose), needs="draft")
+    register("draft", DraftModel.of, needs="draft")
     register("tree", make_token_tree, needs="draft", sizes_itself=True)
 
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from edgespec.distribution import Distribution
-from edgespec.runtime.drafters import Drafter
+from edgespec.runtime.controller import Gate
+from edgespec.runtime.drafters import Drafter, Resources
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate
@@ -27,18 +30,27 @@ def most_likely(row: Floats, _text: Text) -> Candidate:
 class DraftModel(Drafter):
     """Drafts with ``model``; proposes only ids below ``vocabulary``, whatever the draft's own is padded to.
 
-    ``choose`` takes a row of logits [V] and the text before it to a token, and to q if it was drawn.
+    ``choose`` takes a row of logits [V] and the text before it to a token, and to q if it was drawn. ``gate`` ends a draft whose
+    next token would not pay.
     """
 
     name = "draft"
 
-    def __init__(self, model: Model, vocabulary: int, choose: Callable[[Floats, Text], Candidate] = most_likely) -> None:
+    def __init__(
+        self, model: Model, vocabulary: int, choose: Callable[[Floats, Text], Candidate] = most_likely, gate: Gate | None = None
+    ) -> None:
         self._model = model
         self._choose = choose
+        self._gate = gate
         self._vocabulary = min(vocabulary, model.spec.vocab_size)
         self._passes_before, self._seconds_before = model.passes, model.run_seconds
         self._agreed: int | None = None
         """So many rows of the cache belong to the context of the last proposal, and so to every later one."""
+
+    @classmethod
+    def of(cls, resources: Resources) -> DraftModel:
+        """One for the bundle's draft model."""
+        return cls(resources.models("draft")[0], resources.vocabulary, resources.choose, resources.gate)
 
     @property
     def passes(self) -> int:
@@ -60,13 +72,17 @@ class DraftModel(Drafter):
         self._agreed = self._model.length
         tokens: list[int] = []
         q: list[Distribution | None] = []
-        while True:
-            token, drawn_from = self._choose(logits[0, : self._vocabulary], Text(context, tokens))
+        while len(tokens) < count:
+            row = logits[0, : self._vocabulary]
+            token, drawn_from = self._choose(row, Text(context, tokens))
+            if self._gate is not None and not self._gate.keeps(_confidence(row, drawn_from)):
+                break
             tokens.append(token)
             q.append(drawn_from)
-            if len(tokens) == count:
-                return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
+            if len(tokens) == count or (self._gate is not None and not self._gate.goes_on()):
+                break
             logits = self._model.run([token], [0])
+        return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""
@@ -77,3 +93,8 @@ class DraftModel(Drafter):
         while known < min(model.length, len(context) - 1) and model.tokens[known] == context[known]:
             known += 1
         model.keep(known)
+
+
+def _confidence(row: Floats, q: Distribution | None) -> float:
+    """The largest probability among the tokens that may be drafted, from the logits [V] or from what is drawn from."""
+    return float(q.weights.max()) if q is not None else 1 / float(np.exp(row - row.max()).sum())

@@ -1,12 +1,18 @@
 """Asks several drafters in turn, each with its own number of tokens, and puts to use what costs nothing: what the target said on branches
-that could not commit goes first (seeds.py), and rows that would be padding are filled with guesses."""
+that could not commit goes first (seeds.py), and rows that would be padding are filled with guesses.
+
+In turn means in the order in which they were named, unless what is known of each says that a later one pays better: then that one
+comes first. A drafter without a good guess, such as an n-gram that never occurred, passes the round on to the next."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 
 from edgespec.runtime.controller import LengthPolicy
+from edgespec.runtime.cost import RunningCosts
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.seeds import begin_with, seed_of
@@ -22,19 +28,22 @@ class Source:
 
 
 class Proposer:
-    """The first source that has a proposal gives it: the cheap ones are asked first. No sources is plain decoding.
+    """The first source that has a proposal gives it. No sources is plain decoding.
 
-    ``branches`` says whether every branch of a tree may commit tokens.
+    ``branches`` says whether every branch of a tree may commit tokens; ``costs`` hear what passes and drafts took.
     """
 
-    def __init__(self, sources: Sequence[Source], branches: bool = True) -> None:
+    def __init__(self, sources: Sequence[Source], branches: bool = True, costs: RunningCosts | None = None) -> None:
         self.sources = tuple(sources)
         self._branches = branches
+        self._costs = costs
         # Guesses come from the n-gram drafter's own index when there is one, so that the context is indexed once.
         indexes = [source.drafter for source in self.sources if isinstance(source.drafter, NGram)]
         self._guesser = (indexes[0] if indexes else NGram()) if self.sources else None
         self._asked: Source | None = None
-        self._proposed = 0
+        self._wanted = 0
+        self.proposed = 0
+        """Nodes of the last proposal; what comes behind them in a tree are guesses."""
         self._known = 0
         self._seed: list[int] = []
         self._learns = False
@@ -44,26 +53,47 @@ class Proposer:
     def propose(self, context: Sequence[int], limit: int) -> DraftTree:
         """A tree of at most ``limit`` nodes."""
         tree = self._ask(context, limit)
-        self._known, self._proposed = len(context), len(tree)
+        self._known, self.proposed = len(context), len(tree)
         self._learns = not self._branches and not tree.is_chain
         return tree
 
     def _ask(self, context: Sequence[int], limit: int) -> DraftTree:
         self._asked = None
-        for source in self.sources:
-            count = min(source.policy.length(), limit)
+        for source, length in self._in_turn():
+            count = min(length, limit)
             if count < 1:
                 continue
             seed = self._seed[:limit]
-            tree = source.drafter.propose(context, count) if len(seed) < count else DraftTree()
+            tree = self._timed(source.drafter, context, count) if len(seed) < count else DraftTree()
             if not len(tree) and not seed:
+                source.policy.observe(count, 0, 0)
                 continue
-            self._asked = source
+            self._asked, self._wanted = source, count
             if not seed or tree.q:
                 return tree
             self.seeded += len(seed)
             return begin_with(tree, seed, max(count, len(seed)))
         return DraftTree()
+
+    def _in_turn(self) -> Iterator[tuple[Source, int]]:
+        """The sources with the number of tokens to ask each for, in the order in which to ask."""
+        plans = [(source, source.policy.plan()) for source in self.sources]
+        if not any(math.isnan(plan.gain) for _, plan in plans):
+            plans.sort(key=lambda pair: -pair[1].gain)
+        return ((source, plan.length) for source, plan in plans)
+
+    def _timed(self, drafter: Drafter, context: Sequence[int], count: int) -> DraftTree:
+        before, started = drafter.passes, time.perf_counter()
+        tree = drafter.propose(context, count)
+        made = max(len(tree), drafter.passes - before)
+        if self._costs is not None and made:
+            self._costs.saw_draft(drafter.name, made, time.perf_counter() - started)
+        return tree
+
+    def saw_pass(self, width: int, seconds: float) -> None:
+        """The target took so long for a pass of ``width`` tokens."""
+        if self._costs is not None:
+            self._costs.saw_pass(width, seconds)
 
     def fill(self, context: Sequence[int], tree: DraftTree, spare: int) -> DraftTree:
         """``tree`` with up to ``spare`` guesses after a chain; these rows are in the pass anyway."""
@@ -81,10 +111,15 @@ class Proposer:
     def observe(self, found: Round) -> None:
         """A round is over; guesses that filled rows say nothing about the drafter that was asked."""
         if self._asked is not None:
-            self._asked.policy.observe(self._proposed, sum(node < self._proposed for node in found.path))
+            self._asked.policy.observe(self._wanted, self.proposed, sum(node < self.proposed for node in found.path))
         self._seed = seed_of(found, self._known) if self._learns else []
         for source in self.sources:
             source.drafter.observe(found)
+
+    @property
+    def asked(self) -> str | None:
+        """Name of the drafter whose proposal the last one was."""
+        return self._asked.drafter.name if self._asked is not None else None
 
     @property
     def passes(self) -> int:

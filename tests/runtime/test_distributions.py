@@ -3,8 +3,8 @@
 The expected distribution of texts of three tokens is computed exactly, by a second and naive implementation of every
 processor (``plain_next``). Found counts are held against it by Pearson's chi-square and by total variation, for the first
 token and for the whole text. False alarms: each of the four figures of a cell exceeds its limit by chance once in a million
-(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 10 x 15 x 3 cells of the slow
-table together raise one in about 550 runs with fresh seeds. Seeds are fixed, so there are none in practice.
+(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 11 x 15 x 3 cells of the slow
+table together raise one in about 500 runs with fresh seeds. Seeds are fixed, so there are none in practice.
 
     python -m tests.runtime.test_distributions      prints the table
 """
@@ -155,11 +155,26 @@ class Trees(Drafter):
         return DraftTree(tuple(tokens), tuple(parents), tuple(q)) if len(tokens) <= max_tokens else DraftTree()
 
 
+class Threshold:
+    """A gate that wants tokens and steps while the draft is sure enough. It sees the distribution, not what was drawn from it."""
+
+    def __init__(self) -> None:
+        self.confidence = 1.0
+
+    def keeps(self, confidence: float) -> bool:
+        self.confidence = confidence
+        return confidence > 0.35
+
+    def goes_on(self) -> bool:
+        return self.confidence > 0.45
+
+
 def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generator) -> Source:
     if name == "ngram":
         return Source(NGram(), FixedLength(3))
     if name.startswith("draft"):
-        return Source(DraftModel(tables.TableModel(draft_table(level)), SIZE, sampler.draft), FixedLength(2))  # type: ignore[arg-type]
+        gate = Threshold() if name.endswith("gated") else None
+        return Source(DraftModel(tables.TableModel(draft_table(level)), SIZE, sampler.draft, gate), FixedLength(2))  # type: ignore[arg-type]
     if name.startswith("token tree"):
         tables_ = [draft_table(level), draft_table("low")] if name.endswith("two drafts") else [draft_table(level)]
         options = TreeOptions(sampler.draft_several, sampler.draws)
@@ -169,7 +184,7 @@ def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generato
 
 
 DRAFTERS = (
-    "none", "ngram", "draft, match", "draft, ratio", "tree, with replacement", "tree, without", "tree, chosen",
+    "none", "ngram", "draft, match", "draft, ratio", "draft, gated", "tree, with replacement", "tree, without", "tree, chosen",
     "token tree, match", "token tree, ratio", "token tree, two drafts",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import UsageError
 from edgespec.runtime import drafters
-from edgespec.runtime.controller import FixedLength
+from edgespec.runtime.controller import FixedLength, Plan
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.draft_model import DraftModel
 from edgespec.runtime.drafters.ngram import LONGEST, SHORTEST, NGram
@@ -123,18 +123,64 @@ class Scripted(Drafter):
 
 def test_the_first_with_a_proposal_is_asked_and_told() -> None:
     class Recording(FixedLength):
-        def observe(self, drafted: int, accepted: int) -> None:
-            told.append((drafted, accepted))
+        def observe(self, wanted: int, offered: int, accepted: int) -> None:
+            told.append((wanted, offered, accepted))
 
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, int]] = []
     empty, first, second = Scripted("empty"), Scripted("first", 1, 2, 3), Scripted("second", 4, 5)
     proposer = Proposer([Source(drafter, Recording(2)) for drafter in (empty, first, second)])
     assert proposer.propose([0], 5).tokens == (1, 2)
     found = Round([0, 1, 2, 8, 9, 7], DraftTree.chain((1, 2, 8, 9)), (0, 1, 2, 3))
     proposer.observe(found)
-    assert told == [(2, 2)], "two of the four were guesses that filled rows"
+    assert told == [(2, 0, 0), (2, 2, 2)], "the first had nothing; two of the four were guesses that filled rows"
+    assert (proposer.asked, proposer.proposed) == ("first", 2)
     assert empty.seen == first.seen == second.seen == [found]
     assert len(proposer.propose([0], 0)) == 0
+
+
+def test_the_one_that_pays_better_is_asked_first() -> None:
+    class Known(FixedLength):
+        def __init__(self, gain: float) -> None:
+            self._plan = Plan(2, gain)
+
+    def asked(*gains: float) -> str | None:
+        proposer = Proposer([Source(Scripted(f"{gain}", 1, 2), Known(gain)) for gain in gains])
+        proposer.propose([0], 5)
+        return proposer.asked
+
+    assert asked(1.1, 1.3) == "1.3"
+    assert asked(1.3, 1.1) == "1.3"
+    assert asked(1.2, 1.2) == "1.2"
+    assert asked(1.1, float("nan"), 1.3) == "1.1", "where one is not known they keep their order"
+
+
+class Doubtful:
+    """A gate that keeps so many tokens, and wants no step after so many."""
+
+    def __init__(self, kept: int, steps: int) -> None:
+        self.kept, self.steps, self.told = kept, steps, list[float]()
+
+    def keeps(self, confidence: float) -> bool:
+        self.told.append(confidence)
+        return len(self.told) <= self.kept
+
+    def goes_on(self) -> bool:
+        return len(self.told) < self.steps
+
+
+@pytest.mark.parametrize(("kept", "steps", "tokens", "passes"), [(9, 9, 5, 5), (2, 9, 2, 3), (9, 2, 2, 2), (0, 9, 0, 1)])
+def test_a_gate_ends_a_draft(draft: Model, kept: int, steps: int, tokens: int, passes: int) -> None:
+    context = [*b"hello"]
+    gate = Doubtful(kept, steps)
+    drafter = DraftModel(draft, 259, gate=gate)
+    whole = DraftModel(draft, 259).propose(context, 5).tokens
+    draft.keep(0)
+    passes_before = drafter.passes
+    assert drafter.propose(context, 5).tokens == whole[:tokens]
+    assert drafter.passes - passes_before == passes
+    draft.keep(0)
+    logits = draft.run(context, [4])[0].astype(np.float64)
+    assert gate.told[0] == pytest.approx(np.exp(logits - logits.max()).max() / np.exp(logits - logits.max()).sum(), rel=1e-4)
 
 
 def test_guesses_fill_rows_after_a_chain_only() -> None:

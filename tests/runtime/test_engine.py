@@ -16,7 +16,7 @@ from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFa
 from edgespec.manifest import read_manifest
 from edgespec.runtime import Engine, Stats, drafters, load, verify
 from edgespec.runtime.budget import PROCESS_BYTES, WORKSPACE_BYTES, resident_bytes
-from edgespec.runtime.cost import Costs
+from edgespec.runtime.cost import Costs, RunningCosts
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_attention_bundle, make_lookup_bundle
 
@@ -335,12 +335,39 @@ def test_engines_come_and_go_without_growing(tmp_path: Path) -> None:
 
 def test_a_drafter_that_did_not_pay_is_still_off_in_the_next_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(make_lookup_bundle(tmp_path / "b", draft_table=[ord("!")] * 259)) as engine:
-        monkeypatch.setitem(engine.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 1.0}, True))
+        monkeypatch.setitem(engine.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.3}, True))
         first = engine.generate("a", drafter="draft", max_new_tokens=10)
         second = engine.generate("a", drafter="draft", max_new_tokens=10)
         assert first.stats.drafted >= 4, "it gets its chance"
         assert second.stats.drafted == 0
         assert "no draft length gains" in str(second.stats.speculation_off)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "draft", "ngram,draft"])
+def test_automatic_lengths_and_early_stops_leave_the_text_as_it_is(
+    attention: Engine, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """Costs under which the draft pays, so that it is asked, and stops where it is not sure."""
+    monkeypatch.setitem(attention.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.1}, True))
+    monkeypatch.setattr(RunningCosts, "saw_pass", lambda *_: None)
+    monkeypatch.setattr(RunningCosts, "saw_draft", lambda *_: None)
+    plain = attention.generate("hello there", drafter="none", max_new_tokens=120, ignore_eos=True)
+    found = attention.generate("hello there", drafter=drafter, max_new_tokens=120, ignore_eos=True)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.accepted_by_drafter["draft"] > 10
+    assert len(found.stats.rounds_by_draft_length) > 2
+
+
+def test_a_conversation_learns_for_itself(attention: Engine) -> None:
+    first, second = attention.chat(), attention.chat()
+    for chat in (first, second, first):
+        chat.send("hello", max_new_tokens=8, drafter="draft").result()
+    attention.generate("hello", max_new_tokens=8, drafter="draft")
+    policies = [*attention._chat_policies.values(), attention._policies]
+    assert len({id(policy) for found in policies for policy in found.values()}) == 3
+    del first, second, chat
+    gc.collect()
+    assert not attention._chat_policies
 
 
 def test_what_happens_is_logged_and_nothing_is_printed(
