@@ -10,7 +10,7 @@ Its depths are (1, 2, 1), and node 2 sees neither node 0 nor node 1.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,6 +43,34 @@ class DraftTree:
     def chain(cls, tokens: Sequence[int], q: Sequence[Distribution | None] = ()) -> DraftTree:
         """A tree of one branch."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(q))
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[Sequence[int]], most: int) -> DraftTree:
+        """The tree of these paths from the root, which share the nodes that they begin with; the first path comes first. What is
+        beyond ``most`` nodes is left out."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        known: dict[tuple[int, int], int] = {}
+        for path in paths:
+            node = -1
+            for token in path:
+                if (node, token) not in known:
+                    if len(tokens) == most:
+                        break
+                    known[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = known[node, token]
+        return cls(tuple(tokens), tuple(parents))
+
+    def find(self, path: Iterable[int]) -> int | None:
+        """The node at the end of this path of tokens from the root, -1 for the empty path; None if there is none."""
+        node = -1
+        for token in path:
+            node = next((child for child in self.children(node) if self.tokens[child] == token), -1)
+            if node < 0:
+                return None
+        return node
 
     def q_of(self, node: int) -> Distribution | None:
         """What ``node`` was drawn from, None if it was chosen."""

@@ -32,6 +32,7 @@ from edgespec.runtime.budget import parse_size, rows_that_fit, unused
 from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
 from edgespec.runtime.cost import Costs, RunningCosts
+from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
@@ -124,6 +125,8 @@ class Engine:
         self._policies: Policies = {}
         self._chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
         self._last_policies: Policies = {}
+        self._kept: weakref.WeakKeyDictionary[object, dict[str, Any]] = weakref.WeakKeyDictionary()
+        """What drafters keep for a conversation."""
         self._lock = threading.Lock()
         """Held by the generation that is running: there is one set of caches."""
         self._stop_running: Callable[[], None] | None = None
@@ -274,6 +277,10 @@ class Engine:
         most = self.manifest.target.max_width - 1
         if names and options.draft_length != "auto" and options.draft_length > most:
             raise UsageError(f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass")
+        if options.lookahead is not None:
+            if "lookahead" not in names:
+                raise UsageError(f"lookahead: has no effect with drafter {options.drafter!r}; name lookahead among the drafters")
+            check_window(options.lookahead, most)
         context = self.encode(prompt, options.chat)
         if not context:
             raise UsageError("the prompt is empty")
@@ -370,6 +377,8 @@ class Engine:
             branches=target.branches,
             pass_ms=self._pass_cost(target.widths) if auto else None,
             draft_ms=lambda kind: self._costs.draft_ms[kind],
+            window=job.options.lookahead,
+            kept={} if job.owner is None else self._kept.setdefault(job.owner, {}),
         )
         most = target.widths.widths[-1] - 1
         sources = []

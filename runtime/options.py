@@ -29,6 +29,9 @@ class GenerationOptions:
     the order in which they are asked."""
     draft_length: int | Literal["auto"] = "auto"
     """Drafted tokens per round, "auto" for the number that measured costs and acceptance favour."""
+    lookahead: tuple[int, int, int] | None = None
+    """W, N and G of Lookahead decoding: columns of the window, size of the n-grams, and n-grams verified at once. None for (4, 3, 2),
+    or less if the bundle's graph is narrower."""
     exactness: Literal["exact", "fast"] = "exact"
     """"exact" uses only passes whose results do not depend on how many tokens they score, so that the text is the one of
     plain decoding; "fast" uses the narrowest pass."""
@@ -107,6 +110,8 @@ class GenerationOptions:
         for name in ("banned_tokens", "forced_tokens"):
             if name in options:
                 options[name] = _ids(name, options[name])
+        if isinstance(options.get("lookahead"), list):
+            options["lookahead"] = tuple(options["lookahead"])
         if base is None:
             return cls(**options)
         if not isinstance(base, GenerationOptions):
@@ -125,6 +130,13 @@ class GenerationOptions:
             length == "auto" or (_whole(length) and length >= 1),
             "draft_length",
             "is neither auto nor a number from 1; drafter none drafts nothing",
+        )
+        window = self.lookahead
+        need(
+            window is None
+            or (isinstance(window, tuple) and len(window) == 3 and all(map(_whole, window)) and min(window) >= 1 and window[1] >= 2),
+            "lookahead",
+            "is not three numbers W, N, G: W and G from 1, N from 2",
         )
         need(self.exactness in ("exact", "fast"), "exactness", "is neither exact nor fast")
         need(_whole(self.max_new_tokens) and self.max_new_tokens >= 1, "max_new_tokens", "is not a number from 1")

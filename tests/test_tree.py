@@ -63,3 +63,25 @@ def test_every_tree(tree: DraftTree) -> None:
         assert path[-1] == node
         assert tree.parents[path[0]] == -1
         assert all(tree.parents[child] == parent for parent, child in itertools.pairwise(path))
+
+
+def test_paths_share_what_they_begin_with() -> None:
+    assert DraftTree.of_paths([(5, 6), (7,)], 9) == EXAMPLE
+    tree = DraftTree.of_paths([(1, 2, 3), (1, 4), (), (1, 2), (5,)], 9)
+    assert tree == DraftTree((1, 2, 3, 4, 5), (-1, 0, 1, 0, -1))
+    assert DraftTree.of_paths([(1, 2, 3), (1, 4), (1, 2, 3, 6)], 4) == DraftTree((1, 2, 3, 4), (-1, 0, 1, 0))
+    assert DraftTree.of_paths([(1, 2)], 0) == DraftTree()
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6), st.integers(0, 12))
+def test_every_tree_of_paths(paths: list[list[int]], most: int) -> None:
+    tree = DraftTree.of_paths(paths, most)
+    wanted = {tuple(path[:size]) for path in paths for size in range(1, len(path) + 1)}
+    found = {tuple(tree.tokens[step] for step in tree.ancestors(node)) for node in range(len(tree))}
+    assert len(found) == len(tree) == min(most, len(wanted))
+    assert found <= wanted
+    for path in wanted:
+        node = tree.find(path)
+        assert (node is not None) == (path in found)
+        assert node is None or [tree.tokens[step] for step in tree.ancestors(node)] == list(path)
+    assert tree.find(()) == -1

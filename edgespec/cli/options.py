@@ -23,6 +23,16 @@ def draft_length(_context: click.Context, _param: click.Parameter, value: str) -
     return int(value)
 
 
+def three_numbers(_context: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """``W,N,G``; what they may be is the runtime's to check."""
+    if value is None:
+        return None
+    parts = value.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise click.BadParameter(f"{value!r} is not three numbers with commas between, such as 4,3,2")
+    return tuple(map(int, parts))
+
+
 def logit_bias(_context: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
     """``ID=NUMBER`` as a mapping."""
     bias = {}
@@ -74,6 +84,7 @@ GENERATION_OPTIONS = (
     click.option(
         "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."
     ),
+    click.option("--lookahead", metavar="W,N,G", callback=three_numbers, help="Window, n-gram size and guesses of the lookahead drafter."),
     click.option(
         "--exactness",
         type=click.Choice(["exact", "fast"]),
@@ -107,8 +118,8 @@ GENERATION_OPTIONS = (
 )
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "acceptance")
 OTHERS = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop", "banned_tokens",
-    "logit_bias", "json_schema", "regex", "grammar",
+    "lookahead", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop",
+    "banned_tokens", "logit_bias", "json_schema", "regex", "grammar",
 )  # fmt: skip
 ENGINE_OPTIONS = (
     click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,8 @@ class Resources:
             drafter's to choose.
         draft_ms: milliseconds of a step of the model of a kind.
         gate: says of token after token whether it pays; None where a number of tokens was asked for.
+        window: W, N and G of Lookahead decoding, None for its own choice.
+        kept: what drafters keep from one generation of a conversation to the next, by names of their own.
     """
 
     vocabulary: int
@@ -100,6 +102,8 @@ class Resources:
     pass_ms: Callable[[int], float] | None = None
     draft_ms: Callable[[str], float] = lambda _: 0.0
     gate: Gate | None = None
+    window: tuple[int, int, int] | None = None
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +180,14 @@ def model_names(kind: str, manifest: Manifest) -> tuple[str, ...]:
 
 def _register_own() -> None:
     from edgespec.runtime.drafters.draft_model import DraftModel
+    from edgespec.runtime.drafters.lookahead import make_lookahead
     from edgespec.runtime.drafters.ngram import NGram
     from edgespec.runtime.drafters.tree import make_token_tree
 
     register("ngram", lambda _: NGram())
     register("draft", DraftModel.of, needs="draft")
     register("tree", make_token_tree, needs="draft", sizes_itself=True)
+    register("lookahead", make_lookahead, sizes_itself=True)
 
 
 _register_own()

@@ -47,7 +47,7 @@ def test_drafters_change_the_passes_and_not_the_tokens(edgespec: Run, bundle: Pa
     words = ["abcabc", "--no-chat", "--max-new-tokens", 40]
     plain = run_json(edgespec, bundle, *words, "--drafter", "none")
     assert (plain["drafted"], plain["accepted"], plain["tokens_per_pass"]) == (0, 0, 1.0)
-    for drafter in ("ngram", "draft", "auto"):
+    for drafter in ("ngram", "draft", "tree", "lookahead", "ngram,tree", "auto"):
         found = run_json(edgespec, bundle, *words, "--drafter", drafter, "--draft-length", 3)
         assert found["token_ids"] == plain["token_ids"]
         assert found["drafter"] == drafter
@@ -112,6 +112,9 @@ def test_a_seed_repeats_a_draw(edgespec: Run, tmp_path: Path) -> None:
     ("words", "part"),
     [
         (["", "--no-chat"], "the prompt is empty"),
+        (["x", "--drafter", "lookahead", "--lookahead", "4,3"], "'4,3' is not three numbers"),
+        (["x", "--lookahead", "1,2,1", "--drafter", "ngram"], "lookahead: has no effect with drafter 'ngram'"),
+        (["x", "--drafter", "ngram,ngram"], "ngram is named twice"),
         (["x", "--drafter", "oracle"], "no drafter 'oracle'; this bundle can run auto, none, "),
         (["x", "--draft-length", "8"], "draft_length: 8 is more than 7"),
         (["x" * 300, "--no-chat"], "the prompt has 300 tokens and the cache holds 256"),

@@ -3,8 +3,8 @@
 The expected distribution of texts of three tokens is computed exactly, by a second and naive implementation of every
 processor (``plain_next``). Found counts are held against it by Pearson's chi-square and by total variation, for the first
 token and for the whole text. False alarms: each of the four figures of a cell exceeds its limit by chance once in a million
-(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 11 x 15 x 3 cells of the slow
-table together raise one in about 500 runs with fresh seeds. Seeds are fixed, so there are none in practice.
+(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 12 x 15 x 3 cells of the slow
+table together raise one in about 460 runs with fresh seeds. Seeds are fixed, so there are none in practice.
 
     python -m tests.runtime.test_distributions      prints the table
 """
@@ -24,6 +24,7 @@ from edgespec.runtime import sampling
 from edgespec.runtime.controller import FixedLength
 from edgespec.runtime.drafters import Drafter
 from edgespec.runtime.drafters.draft_model import DraftModel
+from edgespec.runtime.drafters.lookahead import Lookahead, Window
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.drafters.tree import TokenTree, TreeOptions
@@ -175,6 +176,8 @@ def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generato
     if name.startswith("draft"):
         gate = Threshold() if name.endswith("gated") else None
         return Source(DraftModel(tables.TableModel(draft_table(level)), SIZE, sampler.draft, gate), FixedLength(2))  # type: ignore[arg-type]
+    if name == "lookahead":
+        return Source(Lookahead(Window(2, 3, 2)), FixedLength(8))
     if name.startswith("token tree"):
         tables_ = [draft_table(level), draft_table("low")] if name.endswith("two drafts") else [draft_table(level)]
         options = TreeOptions(sampler.draft_several, sampler.draws)
@@ -185,14 +188,14 @@ def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generato
 
 DRAFTERS = (
     "none", "ngram", "draft, match", "draft, ratio", "draft, gated", "tree, with replacement", "tree, without", "tree, chosen",
-    "token tree, match", "token tree, ratio", "token tree, two drafts",
+    "token tree, match", "token tree, ratio", "token tree, two drafts", "lookahead",
 )  # fmt: skip
 
 
 def sample(name: str, processor: str, level: str, count: int, seed: int = 0) -> tuple[Counter[tuple[int, ...]], float]:
     """Counts of ``count`` texts, and the share of drafted tokens that were accepted."""
     acceptance = "match" if name.endswith("match") else "ratio"
-    extra = 9 if "tree" in name else 0
+    extra = 9 if "tree" in name or name == "lookahead" else 0
     options = GenerationOptions(do_sample=True, acceptance=acceptance, max_new_tokens=LENGTH, **PROCESSORS[processor])
     rng = np.random.default_rng(seed)
     target = tables.table_target(target_table(level), [EOS])
@@ -233,7 +236,7 @@ def misses(name: str, processor: str, level: str, count: int, seed: int = 0) -> 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_processor(name: str) -> None:
     # Those with a model of their own take longer; the slow table has all.
-    for processor in ("none", "top_k", "everything") if name.startswith("token tree") else PROCESSORS:
+    for processor in ("none", "top_k", "everything") if name.startswith(("token tree", "lookahead")) else PROCESSORS:
         assert misses(name, processor, "middle", 250)[0] == [], processor
 
 

@@ -1,0 +1,34 @@
+"""Whether a drafter pays that needs no model but many rows of the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LEAST_GAIN = 1.02
+START_GAIN = 1.3  # what is hoped for at first: the pool of n-grams has to fill before anything can come of it
+WEIGHT = 20.0  # of the hope, in rounds
+MEMORY = 0.97  # weight of the past after a round
+IDLE = 0.99  # the same after a round without a proposal
+
+
+class Payoff:
+    """Accepted tokens per round against the cost of the rows, in milliseconds of a pass of so many tokens; without costs it
+    always pays."""
+
+    def __init__(self, pass_ms: Callable[[int], float] | None) -> None:
+        self._pass_ms = pass_ms
+        self._surplus = self._rounds = 0.0
+
+    def pays(self) -> bool:
+        """Whether the next tree is expected to be worth its rows."""
+        return self._pass_ms is None or START_GAIN + self._surplus / (self._rounds + WEIGHT) >= LEAST_GAIN
+
+    def observe(self, nodes: int, accepted: int) -> None:
+        """A tree of ``nodes`` nodes gave ``accepted`` tokens and the target's own."""
+        self._surplus, self._rounds = MEMORY * self._surplus, MEMORY * self._rounds + 1
+        if self._pass_ms is not None:
+            self._surplus += (1 + accepted) * self._pass_ms(1) / self._pass_ms(1 + nodes) - START_GAIN
+
+    def rest(self) -> None:
+        """A round without a tree: what was learnt fades, so that another try is due some time."""
+        self._surplus, self._rounds = IDLE * self._surplus, IDLE * self._rounds
