@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 MEMORY = 0.985  # weight of the past after a trial: about the last seventy count
+MOST_TRIALS = 1 / (1 - MEMORY) + 1e-6  # that a weight can amount to
+HINT = 0.3  # weight of what was learnt on another text
 STALE = 0.99  # and after a round in which there was no trial
 OPTIMISM, OPTIMISM_WEIGHT = 0.95, 2.0  # assumed of a drafter that is not known, with the weight of so many trials
 LEAN = 12.0  # trials as which those of the other positions count
@@ -111,18 +113,26 @@ class Acceptance:
         return {name: [[share.hits, share.trials] for share in shares] for name, shares in self._parts().items()}
 
     @classmethod
-    def of_counts(cls, counts: dict[str, Any], most: int) -> Acceptance:
-        """What :meth:`as_counts` gave, perhaps for another number of positions.
+    def of_counts(cls, counts: dict[str, Any]) -> Acceptance:
+        """What :meth:`as_counts` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
         """
-        found = cls(most)
+        found = cls(len(counts["accepted"]))
         for name, shares in found._parts().items():
-            for share, (hits, trials) in zip(shares, counts[name], strict=False):
-                if not 0 <= float(hits) <= float(trials) <= 1 / (1 - MEMORY) + 1e-6:
+            for share, (hits, trials) in zip(shares, counts[name], strict=True):
+                if not 0 <= float(hits) <= float(trials) <= MOST_TRIALS:
                     raise ValueError(f"{name}: {hits} of {trials}")
                 share.hits, share.trials = float(hits), float(trials)
+        return found
+
+    def hint(self, most: int) -> Acceptance:
+        """What this says of another text, for ``most`` positions."""
+        found = Acceptance(most)
+        for name, shares in found._parts().items():
+            for share, known in zip(shares, self._parts()[name], strict=False):
+                share.hits, share.trials = HINT * known.hits, HINT * known.trials
         return found
 
     def _parts(self) -> dict[str, list[Share]]:

@@ -6,12 +6,14 @@ that cannot be read, or that does not look right, is measured again; so are cost
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from edgespec.cache import read_json, remove, write_json
+from edgespec.runtime.acceptance import Acceptance
 from edgespec.runtime.cost import Costs
 from edgespec.runtime.exactness import Exactness
 
@@ -37,6 +39,25 @@ def forget_exactness(key: str) -> None:
 def costs(key: str, measure: Callable[[], Costs]) -> Costs:
     """The stored costs, or new ones. Those of a busy machine serve now but not the next time."""
     return _stored(f"costs-{key}.json", _costs_of) or _store(f"costs-{key}.json", measure())
+
+
+def forget_costs(key: str) -> None:
+    """Let the next :func:`costs` measure."""
+    remove(f"costs-{key}.json")
+
+
+def acceptance(key: str) -> dict[str, Acceptance]:
+    """What :func:`keep_acceptance` stored of drafters, empty if nothing."""
+    found = {}
+    for drafter, counts in (read_json(f"acceptance-{key}.json") or {}).items():
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            found[drafter] = Acceptance.of_counts(counts)
+    return found
+
+
+def keep_acceptance(key: str, found: Mapping[str, Acceptance]) -> bool:
+    """Store what was learnt of drafters, for the next engine. False when the folder cannot be written."""
+    return write_json(f"acceptance-{key}.json", {drafter: acceptance.as_counts() for drafter, acceptance in found.items()})
 
 
 def _stored(name: str, decode: Callable[[dict[str, Any]], T]) -> T | None:

@@ -15,16 +15,14 @@ is only made while its worst case is covered. The account is small, so that a te
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
 from typing import Protocol
 
-from edgespec.runtime.acceptance import Acceptance
+from edgespec.runtime.acceptance import HINT, Acceptance
 
 LEAST_GAIN = 1.02
-HINT = 0.3  # weight of what was learnt on another text
 IDLE = 0.98  # weight of what is known after a round in which nothing was learnt
 # What may be lost against plain decoding, in passes of one token: at the start, after gains, and besides as a share of the time.
 FIRST_CREDIT, MOST_CREDIT = 6.0, 30.0
@@ -117,9 +115,7 @@ class AutoLength:
 
     def for_another_text(self) -> AutoLength:
         """One that starts with what this one knows, as a hint."""
-        acceptance = copy.deepcopy(self.acceptance)
-        acceptance.fade(HINT)
-        return AutoLength(self._target_ms, self._draft_ms, self._most, acceptance)
+        return AutoLength(self._target_ms, self._draft_ms, self._most, self.acceptance.hint(self._most))
 
     @property
     def off(self) -> str | None:

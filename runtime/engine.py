@@ -28,6 +28,7 @@ from edgespec.hub import find_bundle
 from edgespec.manifest import Manifest
 from edgespec.runtime import calibration, cost, drafters
 from edgespec.runtime import prefix as prefixes
+from edgespec.runtime.acceptance import Acceptance
 from edgespec.runtime.budget import parse_size, rows_that_fit, unused
 from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
@@ -156,6 +157,25 @@ class Engine:
         self._check_idle()
         found = calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
         log.info("self-test of this machine: %s, widths %s, largest difference %.2g", found.grade, found.widths, found.difference)
+        return found
+
+    def remeasure(self) -> None:
+        """Measure costs again, and forget how often drafted tokens were accepted."""
+        self._check_idle()
+        calibration.forget_costs(self._key)
+        for name in ("_costs", "_running_costs"):
+            self.__dict__.pop(name, None)
+        self._policies.clear()
+        self._chat_policies.clear()
+        self._last_policies.clear()
+        self._known_acceptance = {}
+        _ = self._running_costs
+
+    def keep_learnt(self) -> dict[str, Acceptance]:
+        """Store how often tokens of each drafter are accepted, as far as it is known, so that later engines for this bundle begin
+        with it; what was stored."""
+        found = {name: policy.acceptance for (name, _), policy in self._last_policies.items() if policy.acceptance.tried}
+        calibration.keep_acceptance(self._key, found)
         return found
 
     @property
@@ -400,7 +420,9 @@ class Engine:
         if key not in own:
             last, costs = self._last_policies.get(key), self._running_costs
             pass_ms, draft_ms = functools.partial(self._pass_ms, widths), functools.partial(costs.of_draft, drafter)
-            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, widths.widths[-1] - 1)
+            most = widths.widths[-1] - 1
+            known = self._known_acceptance[drafter].hint(most) if drafter in self._known_acceptance else None
+            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, most, known)
         self._last_policies[key] = own[key]
         return own[key]
 
@@ -412,6 +434,11 @@ class Engine:
     def _pass_ms(self, widths: WidthRule, count: int) -> float:
         """Cost of a pass of ``count`` tokens, padded to an allowed width."""
         return self._running_costs.of_width(widths.fit(count, self.capacity) or count)
+
+    @functools.cached_property
+    def _known_acceptance(self) -> dict[str, Acceptance]:
+        """Of drafters, from an earlier engine that kept what it learnt."""
+        return calibration.acceptance(self._key)
 
     @functools.cached_property
     def _running_costs(self) -> RunningCosts:

@@ -21,7 +21,7 @@ from edgespec.runtime.processors import Text
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import Floats
 from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.stats import GUESS, Stats
+from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree
 
 FinishReason = Literal["eos", "stop", "length", "capacity", "stopped"]
@@ -221,9 +221,9 @@ def count(stats: Stats, proposer: Proposer, tree: DraftTree, accepted: Accepted,
     stats.seeded = proposer.seeded
     stats.draft_passes = proposer.passes
     stats.rounds_by_draft_length[len(tree)] += 1
-    stats.drafted_by_position.update(tree.depths())
-    stats.accepted_by_position.update(range(1, committed + 1))
-    names = [proposer.asked or GUESS if node < proposer.proposed else GUESS for node in range(len(tree))]
-    stats.drafted_by_drafter.update(names)
-    stats.accepted_by_drafter.update(names[node] for node in accepted.path[:committed])
+    depths = tree.depths()
+    for node, depth in enumerate(depths):
+        stats.drafted_by_drafter[proposer.author(node)][depth] += 1
+    for node in accepted.path[:committed]:
+        stats.accepted_by_drafter[proposer.author(node)][depths[node]] += 1
     stats.speculation_off = proposer.off

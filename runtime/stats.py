@@ -10,12 +10,10 @@ accepted      <= drafted, and both are the sums of their counts by position and 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any, Literal
 
 from edgespec.runtime.machine import peak_rss_bytes
-
-GUESS = "guess"
 
 
 @dataclasses.dataclass
@@ -55,18 +53,25 @@ class Stats:
     run_s: float = 0.0
     """The part of decode_s inside ONNX Runtime."""
     rounds_by_draft_length: Counter[int] = dataclasses.field(default_factory=Counter)
-    drafted_by_position: Counter[int] = dataclasses.field(default_factory=Counter)
-    """From 1; in a tree, by depth."""
-    accepted_by_position: Counter[int] = dataclasses.field(default_factory=Counter)
-    drafted_by_drafter: Counter[str] = dataclasses.field(default_factory=Counter)
-    """"guess" stands for n-gram guesses in rows that would have been padding."""
-    accepted_by_drafter: Counter[str] = dataclasses.field(default_factory=Counter)
+    drafted_by_drafter: dict[str, Counter[int]] = dataclasses.field(default_factory=lambda: defaultdict(Counter))
+    """Numbers of drafted tokens by drafter and position: from 1, in a tree the depth. The drafter "guess" stands for n-gram guesses in
+    rows that would have been padding."""
+    accepted_by_drafter: dict[str, Counter[int]] = dataclasses.field(default_factory=lambda: defaultdict(Counter))
+    """The same of those that were accepted."""
     speculation_off: str | None = None
     """Why there was, at the end, no speculation although a drafter was asked for."""
 
     @property
     def own_tokens(self) -> int:
         return self.new_tokens - self.accepted - self.forced
+
+    @property
+    def drafted_by_position(self) -> Counter[int]:
+        return sum(self.drafted_by_drafter.values(), Counter())
+
+    @property
+    def accepted_by_position(self) -> Counter[int]:
+        return sum(self.accepted_by_drafter.values(), Counter())
 
     @property
     def tokens_per_pass(self) -> float:
@@ -88,11 +93,19 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything in plain JSON types, with the peak memory of the process so far."""
-        derived = ("own_tokens", "tokens_per_pass", "acceptance_rate", "decode_tokens_per_s", "overhead_share")
-        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        data |= {name: _as_json(value) for name, value in data.items() if isinstance(value, Counter)}
-        return {**data, **{name: getattr(self, name) for name in derived}, "peak_rss_bytes": peak_rss_bytes()}
+        derived = (
+            "own_tokens",
+            "tokens_per_pass",
+            "acceptance_rate",
+            "decode_tokens_per_s",
+            "overhead_share",
+            "drafted_by_position",
+            "accepted_by_position",
+        )
+        data = {name: getattr(self, name) for name in (*(field.name for field in dataclasses.fields(self)), *derived)}
+        return {**{name: _plain(value) for name, value in data.items()}, "peak_rss_bytes": peak_rss_bytes()}
 
 
-def _as_json(counts: Counter[Any]) -> dict[str, int]:
-    return {str(key): count for key, count in sorted(counts.items())}
+def _plain(value: Any) -> Any:
+    """``value`` with its keys as text, in order."""
+    return {str(key): _plain(count) for key, count in sorted(value.items())} if isinstance(value, dict) else value

@@ -35,8 +35,10 @@ class Answer:
     tokens_per_pass: float
     equal: bool
     """The very tokens of exact plain decoding."""
-    drafted_by_position: dict[int, int]
-    accepted_by_position: dict[int, int]
+    speculation_off: str | None = None
+    """Why its drafters drafted nothing at the end, if they did not."""
+    drafted_by_position: dict[int, int] = dataclasses.field(default_factory=dict)
+    accepted_by_position: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,22 @@ class Measured:
     skipped: list[str]
     """Questions that do not fit into the cache, and why."""
 
+    @property
+    def texts_equal(self) -> bool:
+        """Whether every arm wrote the tokens of exact plain decoding; the base, which is not exact, may differ."""
+        return all(answer.equal for arm, answers in self.answers.items() for answer in answers if arm != BASE)
+
+    def tokens_per_pass(self, arm: str) -> float:
+        return statistics.fmean(answer.tokens_per_pass for answer in self.answers[arm])
+
+    def ratio(self, arm: str, number: int) -> float:
+        """Speed of ``arm`` over the base's at one question."""
+        base = self.answers[BASE][number].decode_tokens_per_s
+        return self.answers[arm][number].decode_tokens_per_s / base if base else 0.0
+
     def ratios(self, arm: str, category: str | None = None) -> list[float]:
-        """Speed of ``arm`` over the base's, question by question."""
-        pairs = zip(self.questions, self.answers[arm], self.answers[BASE], strict=True)
-        return [
-            a.decode_tokens_per_s / b.decode_tokens_per_s for q, a, b in pairs if category in (None, q.category) and b.decode_tokens_per_s
-        ]
+        """Speed of ``arm`` over the base's, question by question; those of one category, if it is named."""
+        return [self.ratio(arm, number) for number, question in enumerate(self.questions) if category in (None, question.category)]
 
     def speedup(self, arm: str, category: str | None = None) -> float:
         """Geometric mean of the ratios."""
@@ -140,6 +152,7 @@ def _ask(
             accepted=stats.accepted,
             tokens_per_pass=stats.tokens_per_pass,
             equal=found[-1].token_ids == plain,
+            speculation_off=stats.speculation_off,
             drafted_by_position=dict(stats.drafted_by_position),
             accepted_by_position=dict(stats.accepted_by_position),
         )

@@ -111,9 +111,11 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
     ]
     if stats.drafted:
         pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
-        shares = [f"{stats.accepted_by_position[place] / count:.0%}" for place, count in sorted(stats.drafted_by_position.items())]
+        accepted = stats.accepted_by_position
+        shares = [f"{accepted[position] / count:.0%}" for position, count in sorted(stats.drafted_by_position.items())]
         pairs.append(("by position", ", ".join(shares)))
-        by_drafter = [f"{name} {stats.accepted_by_drafter[name]} of {count}" for name, count in sorted(stats.drafted_by_drafter.items())]
+        drafted = {name: counts.total() for name, counts in sorted(stats.drafted_by_drafter.items())}
+        by_drafter = [f"{name} {stats.accepted_by_drafter[name].total()} of {count}" for name, count in drafted.items()]
         pairs.append(("by drafter", ", ".join(by_drafter)))
     if stats.from_branches or stats.seeded:
         pairs.append(("branches", f"{stats.from_branches} tokens accepted off the first path, {stats.seeded} drafted from branches"))

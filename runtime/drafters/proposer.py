@@ -18,6 +18,8 @@ from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.seeds import begin_with, seed_of
 from edgespec.tree import DraftTree
 
+GUESS = "guess"  # the drafter of tokens in rows that would have been padding
+
 
 @dataclasses.dataclass
 class Source:
@@ -42,8 +44,7 @@ class Proposer:
         self._guesser = (indexes[0] if indexes else NGram()) if self.sources else None
         self._asked: Source | None = None
         self._wanted = 0
-        self.proposed = 0
-        """Nodes of the last proposal; what comes behind them in a tree are guesses."""
+        self._proposed = 0
         self._known = 0
         self._seed: list[int] = []
         self._learns = False
@@ -53,7 +54,7 @@ class Proposer:
     def propose(self, context: Sequence[int], limit: int) -> DraftTree:
         """A tree of at most ``limit`` nodes."""
         tree = self._ask(context, limit)
-        self._known, self.proposed = len(context), len(tree)
+        self._known, self._proposed = len(context), len(tree)
         self._learns = not self._branches and not tree.is_chain
         return tree
 
@@ -111,15 +112,14 @@ class Proposer:
     def observe(self, found: Round) -> None:
         """A round is over; guesses that filled rows say nothing about the drafter that was asked."""
         if self._asked is not None:
-            self._asked.policy.observe(self._wanted, self.proposed, sum(node < self.proposed for node in found.path))
+            self._asked.policy.observe(self._wanted, self._proposed, sum(node < self._proposed for node in found.path))
         self._seed = seed_of(found, self._known) if self._learns else []
         for source in self.sources:
             source.drafter.observe(found)
 
-    @property
-    def asked(self) -> str | None:
-        """Name of the drafter whose proposal the last one was."""
-        return self._asked.drafter.name if self._asked is not None else None
+    def author(self, node: int) -> str:
+        """Name of the drafter that a node of the last tree is from."""
+        return self._asked.drafter.name if self._asked is not None and node < self._proposed else GUESS
 
     @property
     def passes(self) -> int:

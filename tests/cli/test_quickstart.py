@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench.measure import BASE, PLAIN, Answer, Measured, measure
+from edgespec.bench.prompts import Question
 from edgespec.cli import quickstart
-from edgespec.cli.compare import ARMS, BASE, PLAIN, ArmResult, Comparison, compare, comparison_table, verdict
+from edgespec.cli.compare import ARMS, comparison_table, verdict
 from edgespec.errors import ExportError
 from edgespec.manifest import MANIFEST_NAME
 from edgespec.runtime import Engine, load
 from tests.cli.conftest import Run, assert_one_line_error
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
 
-PROMPTS = ("a", "b")
+QUESTIONS = [Question("", "a"), Question("", "b")]
 
 
 @pytest.fixture(scope="module")
@@ -43,63 +44,62 @@ def test_every_arm_runs_as_often_as_the_others_and_takes_turns(engine: Engine, m
 
     monkeypatch.setattr(engine, "generate", spy)
     ticks: list[int] = []
-    compare(engine, PROMPTS, repetitions=2, max_new_tokens=5, on_run=lambda: ticks.append(1))
+    measure(engine, QUESTIONS, ARMS, repetitions=2, max_new_tokens=5, on_run=ticks.append)
     turn = [(options["drafter"], options["exactness"]) for options in ARMS.values()]
-    assert order == turn * len(PROMPTS) * 3
+    assert order == turn * (len(QUESTIONS) * 2 + 1)
     assert len(ticks) == len(order)
 
 
 def test_texts_are_equal_and_passes_are_saved(engine: Engine) -> None:
-    comparison = compare(engine, PROMPTS, repetitions=1, max_new_tokens=20)
-    for prompt in PROMPTS:
-        assert comparison.texts_equal(prompt)
-        arms = comparison.results[prompt]
-        assert arms[PLAIN].tokens_per_pass == 1.0
-        assert arms["draft"].new_tokens == 20
-    text = comparison_table(comparison)
+    measured = measure(engine, QUESTIONS, ARMS, repetitions=1, max_new_tokens=20)
+    assert measured.texts_equal
+    for number in range(len(QUESTIONS)):
+        assert measured.answers[PLAIN][number].tokens_per_pass == 1.0
+        assert measured.answers["draft"][number].new_tokens == 20
+    text = comparison_table(measured)
     assert text.count("yes") == 4
     assert "NO" not in text
-    json.dumps(comparison.as_dict(), allow_nan=False)
+    json.dumps(quickstart.summary(measured), allow_nan=False)
 
 
-def arm(speed: float, *tokens: int) -> ArmResult:
-    return ArmResult(speed, 1.5, len(tokens), tokens, "draft", None)
+def answer(speed: float, equal: bool = True, off: str | None = None) -> Answer:
+    return Answer(speed, 0.1, 5, 10, 4, 2, 1.5, equal, off)
+
+
+def measured(**arms: list[Answer]) -> Measured:
+    """Arms by name, where ``base`` and ``plain`` stand for the two kinds of plain decoding."""
+    names = {"base": BASE, "plain": PLAIN}
+    count = len(arms["base"])
+    return Measured([Question("", str(number)) for number in range(count)], {names.get(arm, arm): arms[arm] for arm in arms}, [])
 
 
 def test_the_base_of_every_ratio_is_the_fastest_plain_decoding() -> None:
     """Exact plain decoding is slower here, and a draft that only makes up for that is no gain."""
-    comparison = Comparison(
-        {
-            "p": {BASE: arm(100, 1, 2), PLAIN: arm(80, 1, 3), "draft": arm(100, 1, 3), "auto": arm(200, 1, 3)},
-            "q": {BASE: arm(100, 1), PLAIN: arm(80, 1), "draft": arm(100, 1), "auto": arm(50, 1)},
-        }
-    )
-    assert comparison.ratio("p", PLAIN) == 0.8
-    assert comparison.speedup("auto") == pytest.approx(1.0)
-    assert "no gain on this machine (1.00x" in verdict(comparison, "draft")
-    faster = Comparison({"p": comparison.results["p"]})
+    base = [answer(100, equal=False), answer(100)]
+    found = measured(base=base, plain=[answer(80)] * 2, draft=[answer(100)] * 2, auto=[answer(200), answer(50)])
+    assert found.ratio(PLAIN, 0) == 0.8
+    assert found.speedup("auto") == pytest.approx(1.0)
+    assert "no gain on this machine (1.00x" in verdict(found, "draft")
+    faster = measured(base=[answer(100)], auto=[answer(200)])
     assert verdict(faster, "auto") == "auto: 2.00x the speed of plain decoding, 1.50 tokens per pass"
-    assert comparison.texts_equal("p"), "fast plain decoding may differ, that is why it is called fast"
+    assert found.texts_equal, "fast plain decoding may differ, that is why it is called fast"
 
 
 def test_a_gain_without_the_drafters_is_not_credited_to_them() -> None:
-    off = dataclasses.replace(arm(150, 1), off="draft: does not pay")
-    results = {BASE: arm(100, 1), PLAIN: arm(90, 1), "draft": off, "auto": arm(100, 1)}
-    comparison = Comparison({"p": results, "q": {**results, "draft": arm(150, 1)}})
-    assert verdict(comparison, "draft").endswith("its drafters did not pay and were off on 1 of 2 prompts")
-    assert "off" not in verdict(comparison, "auto")
+    off = answer(150, off="draft: does not pay")
+    found = measured(base=[answer(100)] * 2, plain=[answer(90)] * 2, draft=[off, answer(150)], auto=[answer(100)] * 2)
+    assert verdict(found, "draft").endswith("its drafters did not pay and were off on 1 of 2 prompts")
+    assert "off" not in verdict(found, "auto")
 
 
 def test_a_text_that_differs_is_shouted() -> None:
-    comparison = Comparison({"p": {BASE: arm(1, 1), PLAIN: arm(1, 1), "draft": arm(1, 2), "auto": arm(1, 1)}})
-    assert not comparison.texts_equal("p")
-    assert "NO" in comparison_table(comparison)
-    assert comparison.as_dict()["prompts"][0]["texts_equal"] is False
+    found = measured(base=[answer(1)], plain=[answer(1)], draft=[answer(1, equal=False)], auto=[answer(1)])
+    assert not found.texts_equal
+    assert "NO" in comparison_table(found)
 
 
 def test_an_arm_without_speed_gives_zero_and_no_error() -> None:
-    comparison = Comparison({"p": {BASE: arm(0, 1), PLAIN: arm(0, 1), "draft": arm(0, 1), "auto": arm(0, 1)}})
-    assert comparison.speedup("auto") == 0.0
+    assert measured(base=[answer(0)], auto=[answer(0)]).speedup("auto") == 0.0
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_the_fastest_draft_is_kept(
     assert not (kept / "old").exists()
     assert data["texts_equal"] is True
     assert data["draft_tokens_per_s"][str(fastest)] == 200.0
-    assert {"speedup", "tokens_per_pass", "speedups", "prompts", "machine", "onnxruntime"} <= set(data)
+    assert {"speedup", "tokens_per_pass", "speedups", "questions", "answers", "machine", "onnxruntime"} <= set(data)
     assert [path for path in own_cache.iterdir() if path.name.startswith("quickstart-")] == [kept]
 
 

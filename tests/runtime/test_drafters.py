@@ -133,7 +133,7 @@ def test_the_first_with_a_proposal_is_asked_and_told() -> None:
     found = Round([0, 1, 2, 8, 9, 7], DraftTree.chain((1, 2, 8, 9)), (0, 1, 2, 3))
     proposer.observe(found)
     assert told == [(2, 0, 0), (2, 2, 2)], "the first had nothing; two of the four were guesses that filled rows"
-    assert (proposer.asked, proposer.proposed) == ("first", 2)
+    assert [proposer.author(node) for node in range(3)] == ["first", "first", "guess"]
     assert empty.seen == first.seen == second.seen == [found]
     assert len(proposer.propose([0], 0)) == 0
 
@@ -143,10 +143,10 @@ def test_the_one_that_pays_better_is_asked_first() -> None:
         def __init__(self, gain: float) -> None:
             self._plan = Plan(2, gain)
 
-    def asked(*gains: float) -> str | None:
+    def asked(*gains: float) -> str:
         proposer = Proposer([Source(Scripted(f"{gain}", 1, 2), Known(gain)) for gain in gains])
         proposer.propose([0], 5)
-        return proposer.asked
+        return proposer.author(0)
 
     assert asked(1.1, 1.3) == "1.3"
     assert asked(1.3, 1.1) == "1.3"
