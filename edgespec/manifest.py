@@ -13,6 +13,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_TAP = re.compile(r"last|layer\.[1-9][0-9]{0,3}")
 _WIDTH = re.compile(r"[1-9][0-9]{0,5}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
@@ -49,6 +51,14 @@ class KvLayer:
     key_dim: int
     value_dim: int
     window: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tap:
+    """Columns of the target's ``hidden_states``: ``layer.{i}`` is what enters layer i, ``last`` what its head reads."""
+
+    name: str
+    width: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +119,14 @@ class ModelSpec:
 
     ``capacity`` is the largest number of KV rows that the model was exported for, ``max_width`` the largest number of
     new tokens in a verification pass. ``hidden_states`` is the width of the optional output of that name, None
-    when the graph has none. ``pass_ms`` is the cost of a pass in milliseconds by its width, as measured where the
-    bundle was made; it is a first guess for other machines and nothing more.
+    when the graph has none, and ``taps`` says of a target what its columns are, from the first one on. ``pass_ms`` is the
+    cost of a pass in milliseconds by its width, as measured where the bundle was made; it is a first guess for other
+    machines and nothing more.
+
+    A draft head has the input ``features``, ``features`` columns wide: the taps of the target that ``reads`` names, side by
+    side. Without layers it keeps no cache and ranks tokens for each row by itself (docs/architecture.md). ``token_ids`` is a
+    file that gives the target's id for each of the model's own, int32, where these differ. ``accuracy`` is, for each of the
+    heads, how often its token of each rank was the target's.
     """
 
     architecture: str
@@ -127,6 +143,11 @@ class ModelSpec:
     hidden_states: int | None = None
     fidelity: Fidelity | None = None
     pass_ms: dict[str, float] | None = None
+    taps: tuple[Tap, ...] | None = None
+    reads: tuple[str, ...] | None = None
+    features: int | None = None
+    token_ids: str | None = None
+    accuracy: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +329,8 @@ def _check(manifest: Manifest, where: str) -> None:
         need_file(model.graph, f"{field}.graph")
         for index, file_name in enumerate(model.weights):
             need_file(file_name, f"{field}.weights[{index}]")
-        need(0 < len(model.layers) <= 10_000, f"{field}.layers", len(model.layers), "layers are out of range")
+        least = 0 if model.reads else 1
+        need(least <= len(model.layers) <= 10_000, f"{field}.layers", len(model.layers), "layers are out of range")
         for index, layer in enumerate(model.layers):
             for part in ("heads", "key_dim", "value_dim"):
                 need(0 < getattr(layer, part) <= 2**20, f"{field}.layers[{index}].{part}", getattr(layer, part), "is out of range")
@@ -326,6 +348,8 @@ def _check(manifest: Manifest, where: str) -> None:
             model.hidden_states,
             "is out of range",
         )
+        _check_heads(manifest, name, need)
+        need_file(model.token_ids, f"{field}.token_ids")
         for width, cost in (model.pass_ms or {}).items():
             need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")
@@ -349,6 +373,29 @@ def _check(manifest: Manifest, where: str) -> None:
         need(drafter.model != "target", f"drafters[{index}].model", drafter.model, "is the target, which cannot draft for itself")
     for index, wide in enumerate(manifest.exactness.widths if manifest.exactness else ()):
         need(0 < wide <= 2**16, f"exactness.widths[{index}]", wide, "is out of range")
+
+
+def _check_heads(manifest: Manifest, name: str, need: Callable[[bool, str, object, str], None]) -> None:
+    """What a model gives to draft heads, or takes as one."""
+    model, field = manifest.models[name], f"models.{name}"
+    given = model.taps or ()
+    for index, tap in enumerate(given):
+        need(bool(_TAP.fullmatch(tap.name)), f"{field}.taps[{index}].name", tap.name, "is not the name of a tap")
+        need(0 < tap.width <= 2**20, f"{field}.taps[{index}].width", tap.width, "is out of range")
+    need(len({tap.name for tap in given}) == len(given), f"{field}.taps", len(given), "taps do not all have names of their own")
+    wide = sum(tap.width for tap in given)
+    need(not given or wide == model.hidden_states, f"{field}.taps", wide, "columns are not those of hidden_states")
+    widths = {tap.name: tap.width for tap in manifest.target.taps or ()}
+    need((model.reads is None) == (model.features is None), f"{field}.features", model.features, "goes with reads, and reads with it")
+    need(model.reads is None or name != "target", f"{field}.reads", model.reads, "is not for the target")
+    need(model.reads is None or len(model.reads) > 0, f"{field}.reads", model.reads, "names no tap")
+    for index, read in enumerate(model.reads or ()):
+        need(read in widths, f"{field}.reads[{index}]", read, "is not among the taps of the target")
+    wide = sum(widths[read] for read in model.reads or ())
+    need(model.features in (None, wide), f"{field}.features", model.features, f"is not the width of what it reads, {wide}")
+    for index, ranks in enumerate(model.accuracy or ()):
+        for rank, share in enumerate(ranks):
+            need(0 <= share <= 1, f"{field}.accuracy[{index}][{rank}]", share, "is not a share")
 
 
 def _kind(value: object) -> str:

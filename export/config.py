@@ -20,9 +20,10 @@ class ExportConfig:
     """One export.
 
     ``target`` and ``draft`` are a Hub id, a checkpoint folder or a ``.gguf`` file; ``draft="layers:N"`` makes the draft
-    from the target's own first N layers. ``context`` is the largest number of KV rows, by default the model's own
-    limit but at most 4096. ``max_width`` is the largest number of new tokens in a verification pass. ``max_kl`` is
-    the largest mean KL divergence from the original model, in nats, that is accepted; by default it depends on ``weights``.
+    from the target's own first N layers. ``medusa`` and ``eagle`` are draft heads for the target, a Hub id or a folder each.
+    ``context`` is the largest number of KV rows, by default the model's own limit but at most 4096. ``max_width`` is the
+    largest number of new tokens in a verification pass. ``max_kl`` is the largest mean KL divergence from the original model,
+    in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     """
@@ -30,6 +31,8 @@ class ExportConfig:
     target: str
     output: Path
     draft: str | None = None
+    medusa: str | None = None
+    eagle: str | None = None
     weights: str = "int8"
     draft_weights: str | None = None
     block_size: int = 32

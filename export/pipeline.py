@@ -25,6 +25,9 @@ from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
 from edgespec.export.corpus import HELD
+from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
+from edgespec.export.heads.base import Workplace
+from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.measure import measure_target
 from edgespec.export.memory import return_freed_memory
 from edgespec.export.passes import pipeline
@@ -38,7 +41,7 @@ from edgespec.export.stored import StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
-from edgespec.export.trace.model import build_empty, tied_names
+from edgespec.export.trace.model import build_empty, matrix_names, tied_names
 from edgespec.export.trace.windows import check_windows
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
@@ -50,8 +53,10 @@ from edgespec.manifest import (
     Manifest,
     ModelSpec,
     Source,
+    Tap,
     parse_manifest,
 )
+from edgespec.runtime.features import columns
 from edgespec.runtime.machine import peak_rss_bytes
 
 WEIGHTS_FILE = "weights.bin"
@@ -77,6 +82,7 @@ class Prepared:
     tokenizer: Tokenizer
     capacity: int
     started: float
+    heads: tuple[Head, ...]
 
 
 def export_bundle(config: ExportConfig) -> ExportReport:
@@ -105,7 +111,9 @@ def prepare(config: ExportConfig) -> Prepared:
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
         checkpoint.forget_header()
         tokenizer.check_ids(checkpoint.config.get_text_config().vocab_size, HELD)
-    return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started)
+        model = _bound(checkpoint, model)
+        heads = open_heads(config, _shape(checkpoint, model))
+    return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started, heads)
 
 
 def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
@@ -131,10 +139,14 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
         if draft_decoder is not None:
             models["draft"], stored["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
             drafters.append(DrafterSpec("draft", model="draft"))
+        for head in prepared.heads:
+            models[head.kind] = _write_head(head, folder, weights, prepared, models["target"], tokenizer.vocab_size)
+            drafters.append(DrafterSpec(head.kind, model=head.kind))
     sequences = [prepared.tokenizer.encode(text) for text in HELD]
     for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
         if decoder is not None:
             models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
+    _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
     manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files, exactness)
@@ -151,7 +163,8 @@ def _write_model(
         decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), prepared.tokenizer, name)
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
-    pipeline(choice.plan, layers, prepared.capacity)(model)
+    taps = taps_of(prepared.heads) if name == "target" else ()
+    pipeline(choice.plan, layers, prepared.capacity, taps)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
@@ -168,6 +181,8 @@ def _write_model(
         max_width=min(config.max_width, prepared.capacity),
         quantisation=choice.quantisation,
         source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
+        hidden_states=len(taps) * traced.hidden_size or None,
+        taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
@@ -176,6 +191,32 @@ def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
     """The shape of each of the original's tensors that the graph is made of."""
     values = [value for value in decoder.traced.model.graph.initializers.values() if get_recipe(value) is not None]
     return {value.name or "": fixed_shape(value) for value in values}
+
+
+def _shape(checkpoint: Checkpoint, model: PreTrainedModel) -> TargetShape:
+    config = checkpoint.config.get_text_config()
+    rows = int(model.get_output_embeddings().weight.shape[0])
+    return TargetShape(int(config.hidden_size), rows, int(config.num_hidden_layers), checkpoint, *matrix_names(model))
+
+
+def _write_head(head: Head, folder: Path, weights: WeightFile, prepared: Prepared, target: ModelSpec, vocabulary: int) -> ModelSpec:
+    config = prepared.config
+    with _step(f"{head.kind}: writing", config.quiet):
+        plan = prepared.target.choices[_weights_of("target", config)].plan
+        return head.write(Workplace(folder, weights, config, target, plan, vocabulary))
+
+
+def _prove_heads(folder: Path, models: dict[str, ModelSpec], prepared: Prepared, texts: list[list[int]], vocabulary: int) -> None:
+    """Compare heads with their originals on hidden states that the exported target gives, and on text that it writes."""
+    if not prepared.heads:
+        return
+    target = models["target"]
+    with _step("heads: comparing with the originals", prepared.config.quiet):
+        samples = write_samples(folder / target.graph, target, texts[:3], min(vocabulary, target.vocab_size))
+        for head in prepared.heads:
+            chosen = columns(target, head.taps)
+            own = [Sample(sample.tokens, sample.features[:, chosen], sample.written) for sample in samples]
+            models[head.kind] = head.prove(folder, models[head.kind], own, prepared.config)
 
 
 def _matrices(decoder: Decoder) -> list[str]:
@@ -239,19 +280,26 @@ def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
         model = build_empty(checkpoint.config_copy())
         _capacity(model, config, prepared.capacity, f"--draft {draft}")
         checkpoint.forget_header()
+        model = _bound(checkpoint, model)
     return _decoder(checkpoint, model, "draft", prepared.capacity, config.quiet)
+
+
+def _bound(checkpoint: Checkpoint, model: PreTrainedModel) -> PreTrainedModel:
+    """The checkpoint knows the names of the model's tensors; the model anew if these are not tied as its configuration says."""
+    checkpoint.bind(model)
+    if not is_untied(checkpoint, tied_names(model)):
+        return model
+    # As transformers does: what is stored apart and differs is apart, whatever the configuration says.
+    for part in (checkpoint.config, checkpoint.config.get_text_config()):
+        part.tie_word_embeddings = False
+    model = build_empty(checkpoint.config_copy())
+    checkpoint.bind(model)
+    return model
 
 
 def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, capacity: int, quiet: bool) -> Decoder:
     for line in () if quiet else dense_experts(model):
         print(line, file=sys.stderr)
-    checkpoint.bind(model)
-    if is_untied(checkpoint, tied_names(model)):
-        # As transformers does: what is stored apart and differs is apart, whatever the configuration says.
-        for part in (checkpoint.config, checkpoint.config.get_text_config()):
-            part.tie_word_embeddings = False
-        model = build_empty(checkpoint.config_copy())
-        checkpoint.bind(model)
     check_complete(checkpoint, model, tied_names(model))
     with _step(f"{name}: tracing", quiet):
         fix_angles(model)

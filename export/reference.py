@@ -21,7 +21,7 @@ class Weights(Protocol):
         ...
 
 
-class _FloatWeights(Mapping[str, torch.Tensor]):
+class FloatWeights(Mapping[str, torch.Tensor]):
     """Tensors under every name that the model has for them. The one read last is kept: the head is read often."""
 
     def __init__(self, weights: Weights, tied: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ class Reference:
 
     def __init__(self, weights: Weights, config: Any, sequences: Sequence[list[int]]) -> None:
         self._model = build_empty(config, attention="eager")
-        by_name = _FloatWeights(weights, tied_names(self._model))
+        by_name = FloatWeights(weights, tied_names(self._model))
         attach_align_device_hook(self._model, execution_device=torch.device("cpu"), offload=True, weights_map=by_name)
         self._lengths = [len(sequence) for sequence in sequences]
         # Short ones are filled up at the end, where causal attention sees nothing of it.

@@ -61,10 +61,11 @@ class WeightFile:
             recipe = get_recipe(value)
             if recipe is None:
                 continue
-            key = (checkpoint.origin, recipe)
+            owner, owned = checkpoint.owner(recipe)
+            key = (owner.origin, owned)
             if key not in self._places:
-                for part, array in _make(recipe, checkpoint, ready, method).items():
-                    self._places[checkpoint.origin, dataclasses.replace(recipe, part=part)] = self._append(array)
+                for part, array in _make(owned, owner, ready, method).items():
+                    self._places[owner.origin, dataclasses.replace(owned, part=part)] = self._append(array)
             places[recipe] = self._places[key]
             self._point(value, places[recipe])
             del value.metadata_props[KEY]

@@ -8,6 +8,9 @@ rows is in :mod:`edgespec.runtime.rows`.
 Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary,
 F width of the hidden states.
 
+A draft head's graph takes a feature with each new token: the target's hidden states, or the head's own from an earlier pass
+where there are none of the target yet. Where the two differ in width they are two inputs, one of them empty.
+
 ONNX Runtime is given raw pointers into numpy memory, once per pair (S, R). A pass then changes a few numbers in place
 and binds the attention bias anew, whose shape changes with T: about 60 us beside the pass itself.
 """
@@ -58,6 +61,7 @@ class Model(Rows):
         self._seqlens = np.zeros(1, np.int32)
         self._total = np.zeros(1, np.int32)
         self._rows = np.zeros(self.max_pass, np.int64)
+        self._given = np.zeros((0, 0), np.float32)
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
         self._no_bias = zeroed(self.max_pass * capacity * 4).view(np.float32)
@@ -74,6 +78,7 @@ class Model(Rows):
         parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
+        features: Floats | None = None,
     ) -> Floats:
         """Score ``tokens`` on top of the valid rows.
 
@@ -84,6 +89,7 @@ class Model(Rows):
                 trunk's last row; None for a chain.
             trunk: number of rows that the whole tree stands on, ``length`` if None. With less, the rows from it on are
                 nodes of the tree that earlier passes scored, and ``parents`` begins with theirs: a tree can grow pass by pass.
+            features: for a draft head, [S, F] of the target or the head's own; such a pass is not padded.
             width: S, at least S'. The pass is padded to it at the end, where no real row can see the padding, and
                 the padding's cache rows stay invalid.
 
@@ -113,6 +119,7 @@ class Model(Rows):
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
+        self._bind_features(binding, features, width)
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(binding)
@@ -122,6 +129,18 @@ class Model(Rows):
         self.passes += 1
         self.tokens.extend(tokens)
         return self._logits[: len(rows)]
+
+    def _bind_features(self, binding: Any, features: Floats | None, width: int) -> None:
+        """Bind what a draft head is given."""
+        wide = feature_inputs(self.spec)
+        if not wide:
+            return
+        if features is None or len(features) != width or features.shape[1] not in wide.values():
+            raise ValueError(f"a head's pass of {width} tokens needs features of width {', '.join(map(str, wide.values()))}")
+        self._given = np.ascontiguousarray(features, np.float32)  # ours until the pass is over
+        for name, columns in wide.items():
+            rows = width if columns == features.shape[1] else 0
+            binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
 
     def _hidden(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Sets the new rows' positions, too."""
@@ -173,6 +192,15 @@ def bias_name(window: int | None) -> str:
     return "attention_bias" if window is None else f"attention_bias_window_{window}"
 
 
+def feature_inputs(spec: ModelSpec) -> dict[str, int]:
+    """Graph inputs with the features of a draft head and their widths: those of the target, and its own if these are of another
+    width. Empty for other models."""
+    if spec.features is None:
+        return {}
+    own = spec.hidden_states or spec.features
+    return {"features": spec.features} | ({"own_features": own} if own != spec.features else {})
+
+
 def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
     """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass."""
     kv = "tensor(float16)" if spec.kv_dtype == "float16" else "tensor(float)"
@@ -185,6 +213,8 @@ def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
     }
     for window in {layer.window for layer in spec.layers} | {None}:
         inputs[bias_name(window)] = ("tensor(float)", [1, 1, None, None])
+    for name, columns in feature_inputs(spec).items():
+        inputs[name] = ("tensor(float)", [1, None, columns])
     outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
     if spec.hidden_states:
         outputs["hidden_states"] = ("tensor(float)", [1, None, spec.hidden_states])

@@ -22,6 +22,8 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.argument("target")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to make for the bundle.")
 @click.option("--draft", help="Draft model: like TARGET, or layers:N for the target's own first N layers.")
+@click.option("--medusa", help="Medusa heads for TARGET: a model id on the Hub or a folder.")
+@click.option("--eagle", help="An EAGLE-1, -2 or -3 head for TARGET: a model id on the Hub or a folder.")
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
 @click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
 @click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale.")
@@ -39,7 +41,7 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")
 @click.option("--quiet", is_flag=True, help="No progress bars and no summary.")
 def export(**options: Any) -> None:
-    """Turn TARGET, and a draft if one is given, into a bundle.
+    """Turn TARGET, and a draft or draft heads if any are given, into a bundle.
 
     TARGET is a model id on the Hugging Face Hub, a local checkpoint folder, or a .gguf file.
     """

@@ -13,6 +13,7 @@ import torch
 
 from edgespec.errors import CheckpointError
 from edgespec.export.quantise.blockwise import Quantised
+from edgespec.export.recipe import Recipe
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -65,6 +66,10 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
 
     def bind(self, model: torch.nn.Module) -> None:
         """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""
+
+    def owner(self, recipe: Recipe) -> tuple[Checkpoint, Recipe]:
+        """The checkpoint that the tensors of ``recipe`` belong to, and the recipe with the names that they have there."""
+        return self, recipe
 
     def end_ids(self) -> set[int]:
         """Ids that the checkpoint's own header says end a text or a turn, besides those of its configuration files."""

@@ -27,7 +27,7 @@ def open_checkpoint(source: str, *, revision: str | None = None, trust_remote_co
             raise CheckpointError(f"{path}: no such file")
         return _open_gguf(path.absolute())
     if path.is_dir():
-        return _open_folder(Origin(name=str(path), folder=path.absolute(), licence=_licence(path)), trust_remote_code)
+        return _open_folder(Origin(name=str(path), folder=path.absolute(), licence=licence_of(path)), trust_remote_code)
     if path.is_file():
         raise CheckpointError(f"{path}: is a file; give a checkpoint folder, a .gguf file or a Hub id")
     if path.is_absolute() or source.startswith((".", "~")) or not is_hub_id(source):
@@ -69,7 +69,7 @@ def _config(origin: Origin, *, trust_remote_code: bool) -> Any:
     return config
 
 
-def _licence(folder: Path) -> str | None:
+def licence_of(folder: Path) -> str | None:
     """``license:`` of the model card's header, where there is one."""
     card = folder / "README.md"
     if not card.is_file():
@@ -81,4 +81,4 @@ def _licence(folder: Path) -> str | None:
 def _download(source: str, revision: str | None, trust_remote_code: bool) -> Origin:
     patterns = [*HUB_FILES, *(["*.py"] if trust_remote_code else [])]
     folder = download(source, patterns, instead="a checkpoint folder or a .gguf file", revision=revision)
-    return Origin(name=source, folder=folder, revision=folder.name, licence=_licence(folder))
+    return Origin(name=source, folder=folder, revision=folder.name, licence=licence_of(folder))

@@ -27,7 +27,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __init__(self, origin: Origin, config: Any) -> None:
         super().__init__(origin, config)
-        self._files = _locate(origin.folder)
+        self._files = locate(origin.folder)
         self._aliases: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
         self._unused: list[str] = []
@@ -106,7 +106,7 @@ def open_safetensors(path: Path) -> Any:
         raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
 
 
-def _locate(folder: Path) -> dict[str, Path]:
+def locate(folder: Path) -> dict[str, Path]:
     """The file of each tensor."""
     index = folder / INDEX
     if index.is_file():

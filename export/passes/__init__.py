@@ -5,6 +5,8 @@ One file is one pass with one job. :func:`pipeline` is the order, with the reaso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from edgespec.errors import EdgespecError
@@ -20,10 +22,12 @@ from edgespec.export.passes.lower_attention import LowerAttention
 from edgespec.export.passes.lower_experts import LowerExperts
 from edgespec.export.passes.lower_norm import LowerNorm
 from edgespec.export.passes.lower_rotary import LowerRotary
+from edgespec.export.passes.lower_rows import LowerRows
 from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
 from edgespec.export.passes.pack_attention import PackAttention
 from edgespec.export.passes.remove_markers import RemoveMarkers
+from edgespec.export.passes.tap_features import TapFeatures
 from edgespec.export.passes.tidy import Tidy
 from edgespec.export.recipe import Plan, Scheme
 
@@ -40,13 +44,15 @@ class Pipeline(ir.passes.Sequential):
             raise
 
 
-def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0) -> Pipeline:
+def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0, taps: Sequence[str] = ()) -> Pipeline:
     """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers, ``capacity`` is the number of
-    positions that the cache can hold."""
+    positions that the cache can hold, ``taps`` are the hidden states that draft heads read."""
     plan = Plan.of(plan)
     cut = [EarlyExit(early_exit)] if early_exit is not None else []
+    tapped = [TapFeatures(taps)] if taps else []
     return Pipeline(
         *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
+        *tapped,  # needs the markers, too
         RemoveMarkers(),  # so that later passes see what really follows what
         ConstantShapes(),  # before folding: shapes that are constant here are not computed there
         Tidy(),  # equal cos and sin slices of all layers become one
@@ -58,6 +64,7 @@ def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity
         MergeProjections(plan),  # before lowering, while weights are one value each
         FuseSkipNorm(),  # before LowerNorm
         LowerNorm(),
+        LowerRows(),
         LowerRotary(),
         LowerAttention(),
         Tidy(),  # so that q and k of a layer, and all layers, have the very same angles

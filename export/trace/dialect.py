@@ -16,6 +16,7 @@ Runtime runs. None is left in a finished graph.
     Experts(x [T, H], mix [T, E], gate_up [E, 2I, H], its bias [E, 2I] or none, down [E, H, I], its bias [E, H] or none;
             k, alpha, beta, limit)                                         -> [T, H]
     LayerOutput(x [1, S, H]; layer)                                        -> x, what leaves a decoder layer
+    Rows(x [1, A, H], y [1, B, H])                                         -> [1, A + B, H], of a draft head; A or B may be 0
 
 The operators take tensors as transformers has them at that point: every reshape in traced code costs time in torch
 and a handful of nodes, so changes of layout are left to the passes.

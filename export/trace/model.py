@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,6 +57,12 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(parameter), name) for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
+def matrix_names(model: PreTrainedModel) -> tuple[str, str]:
+    """First names of the embedding and of the head, the same one if they are tied."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return names[id(model.get_input_embeddings().weight)], names[id(model.get_output_embeddings().weight)]
+
+
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of decoder layers."""
     count = model.config.get_text_config().num_hidden_layers
@@ -80,8 +87,9 @@ def fake_parameters(model: nn.Module) -> Iterator[FakeTensorMode]:
     yield mode
 
 
-def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
-    """Per-layer KV shapes, from one pass without values; to be called within :func:`fake_parameters`.
+def discover_layers(model: Any, features: Mapping[str, int] = MappingProxyType({})) -> tuple[KvLayer, ...]:
+    """Per-layer KV shapes, from one pass without values; to be called within :func:`fake_parameters`. ``features`` are further
+    inputs, as for :func:`edgespec.export.trace.exporting.trace`.
 
     Raises:
         UnsupportedModelError: a layer that attends by other means than transformers' attention interface (state
@@ -94,7 +102,8 @@ def discover_layers(model: PreTrainedModel) -> tuple[KvLayer, ...]:
     try:
         with torch.no_grad():
             ids = torch.zeros(1, 4, dtype=torch.long)
-            model(input_ids=ids, position_ids=ids, past_key_values=GraphCache(len(layers)), use_cache=True)
+            more = {"features": [torch.zeros(1, 4, width) for width in features.values()]} if features else {}
+            model(input_ids=ids, position_ids=ids, past_key_values=GraphCache(len(layers)), use_cache=True, **more)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever torch or the model's code raise, it is this layer that cannot be traced

@@ -1,0 +1,94 @@
+"""EAGLE heads (Li et al. 2024 a, b, 2025) in a bundle: traced as a decoder of its own, with features as one more input.
+
+    features [1, A, F] float        the target's hidden states
+    own_features [1, B, H] float    EAGLE-3 only: the head's own, for rows that the target has not seen; A + B = S
+    hidden_states [1, S, H] float   the features of this pass, for the next
+
+Everything else is the graph contract, so it has a KV cache like any model. Tensors that are the target's are stored once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from accelerate.hooks import attach_align_device_hook
+
+from edgespec.export import parity
+from edgespec.export.config import ExportConfig
+from edgespec.export.heads.base import Head, TargetShape, Workplace, head_method, head_scheme
+from edgespec.export.heads.eagle_layout import Layout, open_layout
+from edgespec.export.heads.eagle_module import EagleModule
+from edgespec.export.heads.proof import Sample
+from edgespec.export.passes import pipeline
+from edgespec.export.reference import FloatWeights
+from edgespec.export.trace.exporting import trace
+from edgespec.export.trace.model import tied_names
+from edgespec.export.trace.windows import check_windows
+from edgespec.manifest import ModelSpec
+from edgespec.runtime.model import Model
+from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+
+
+def open_eagle(source: str, target: TargetShape) -> EagleHead:
+    """A head in a folder or on the Hub; errors are those of :func:`edgespec.export.heads.eagle_layout.open_layout`."""
+    return EagleHead(open_layout(source, target))
+
+
+class EagleHead(Head):
+    kind = "eagle"
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout.checkpoint, layout.taps)
+        self.structure = layout.structure
+        self.token_ids = layout.token_ids
+
+    def write(self, place: Workplace) -> ModelSpec:
+        module = EagleModule(self.structure)
+        traced = trace(module, module.feature_inputs())
+        check_windows(module.config, traced.layers, place.target.capacity)
+        plan = self.checkpoint.plan(head_scheme(place.config), place.target_plan)
+        model = traced.model
+        pipeline(plan, capacity=place.target.capacity)(model)
+        place.weights.fill(model.graph, self.checkpoint, method=head_method(place.config))
+        place.weights.flush()
+        ir.save(model, place.folder / "eagle.onnx")
+        token_ids = None
+        if self.token_ids is not None:
+            token_ids = "eagle.tokens"
+            (place.folder / token_ids).write_bytes(self.token_ids.astype("<i4").tobytes())
+        return self.spec(
+            place,
+            architecture="eagle3" if self.structure.three else "eagle",
+            weights=(place.weights.path.name,),
+            layers=traced.layers,
+            vocab_size=traced.vocab_size,
+            hidden_size=module.hidden_size,
+            hidden_states=module.hidden_size,
+            token_ids=token_ids,
+        )
+
+    def prove(self, folder: Path, spec: ModelSpec, samples: list[Sample], config: ExportConfig) -> ModelSpec:
+        original = EagleModule(self.structure, "eager")
+        weights = FloatWeights(self.checkpoint, tied_names(original))
+        attach_align_device_hook(original, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+        capacity = max(len(sample.tokens) for sample in samples)
+        model = Model(folder / spec.graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
+        ids = np.arange(self.structure.rows) if self.token_ids is None else self.token_ids
+        parts, hits, cases = [], 0, 0
+        for sample in samples:
+            tokens, features = sample.tokens[1:], sample.features[:-1]
+            model.keep(0)
+            found = model.run(tokens, range(len(tokens)), features=features).copy()
+            parts.append(parity.compare(original.logits(tokens, features), found))
+            # Row j foretells token j + 2.
+            rows = range(max(sample.written - 2, 0), len(tokens) - 1)
+            hits += sum(int(ids[found[row].argmax()]) == sample.tokens[row + 2] for row in rows)
+            cases += len(rows)
+        fidelity = parity.mean(parts)
+        kind = config.draft_weights or config.weights
+        parity.require("eagle", fidelity, kind, config.max_kl)
+        return dataclasses.replace(spec, fidelity=fidelity, accuracy=((round(hits / max(cases, 1), 4),),))
