@@ -7,6 +7,7 @@
     ├── ExportError               an export that failed on the way (parity missed, disk full)
     ├── BundleError               a bundle that is missing, damaged, edited, or newer than this version
     ├── RuntimeFailure            ONNX Runtime refused to load or to run a graph
+    │   └── OutOfMemory           since the system gave it no memory for it
     └── CapacityError             a prompt, context or budget that does not fit
 
 Messages say what is wrong, where, and what to do about it. An error of a library is wrapped once, with ``from``.
@@ -43,5 +44,13 @@ class RuntimeFailure(EdgespecError):
     """ONNX Runtime refused to load or to run a graph."""
 
 
+class OutOfMemory(RuntimeFailure):
+    """There was no memory for a session or a pass."""
+
+
 class CapacityError(EdgespecError):
     """A prompt, a context or a memory budget that does not fit."""
+
+
+NO_MEMORY = (OutOfMemory, MemoryError)
+"""What may be caught where something smaller can be tried."""

@@ -29,7 +29,6 @@ from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.measure import measure_target
-from edgespec.export.memory import return_freed_memory
 from edgespec.export.passes import pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
@@ -57,9 +56,10 @@ from edgespec.manifest import (
     parse_manifest,
 )
 from edgespec.runtime.features import columns
-from edgespec.runtime.machine import peak_rss_bytes
+from edgespec.runtime.memory.measure import peak_rss_bytes, return_freed_memory
 
 WEIGHTS_FILE = "weights.bin"
+FREED_BLOCKS = 2**18  # torch's intermediate tensors go back to the system when they are freed, from this size on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def export_bundle(config: ExportConfig) -> ExportReport:
 def prepare(config: ExportConfig) -> Prepared:
     """Open and trace the target."""
     started = time.monotonic()
-    return_freed_memory()
+    return_freed_memory(threshold=FREED_BLOCKS)
     with _step("reading the checkpoint", config.quiet):
         checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
         model = build_empty(checkpoint.config_copy())

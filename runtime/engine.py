@@ -29,7 +29,6 @@ from edgespec.manifest import Manifest
 from edgespec.runtime import calibration, cost, drafters
 from edgespec.runtime import prefix as prefixes
 from edgespec.runtime.acceptance import Acceptance
-from edgespec.runtime.budget import parse_size, rows_that_fit, unused
 from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
 from edgespec.runtime.cost import Costs, RunningCosts
@@ -38,7 +37,12 @@ from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
-from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.memory.degrade import fit
+from edgespec.runtime.memory.measure import return_freed_memory
+from edgespec.runtime.memory.plan import Plan, footprint
+from edgespec.runtime.memory.size import parse_size
+from edgespec.runtime.model import Model
+from edgespec.runtime.models import Models
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements, Providers, Threads
@@ -54,6 +58,8 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+MEASURED_ROWS = 512  # more than any measurement fills
+OWN_BLOCKS = 2**17  # under a budget, memory blocks from this size on go back to the system when they are freed
 BUSY = "this engine is generating already; finish or close that generation first"
 
 Policies = dict[tuple[str, WidthRule], AutoLength]
@@ -77,6 +83,7 @@ def load(
     path: str | Path,
     *,
     memory_budget: int | str | None = None,
+    context: int | None = None,
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
@@ -86,7 +93,9 @@ def load(
 
     Args:
         path: the bundle's folder, or its name on the Hub (``owner/name``, needs ``edgespec[hub]``).
-        memory_budget: bytes, or text such as "300MB"; the KV cache is cut so that weights and cache fit.
+        memory_budget: most memory that this process may have resident, in bytes or as text such as "300MB". What has to be
+            given up for it, in the order of :mod:`edgespec.runtime.memory.degrade`, is logged and in the statistics.
+        context: tokens of prompt and text to have room for; as many as the bundle was exported for by default.
         providers: what to run on, the CPU by default: a name such as "cuda", several in order of preference, or each model's own as
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
@@ -95,19 +104,21 @@ def load(
 
     Raises:
         BundleError: the bundle is missing, damaged or newer than this version.
-        CapacityError: the budget is too small.
+        CapacityError: the budget is too small; says which one would do.
         UsageError: an argument is out of range.
         RuntimeFailure: ONNX Runtime cannot load a graph.
     """
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise UsageError(f"context: {context!r} is not a number of tokens from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
     placements = Placements.of(providers, threads, provider_options, strict_providers)
-    return Engine(find_bundle(path), budget=budget, placements=placements)
+    return Engine(find_bundle(path), budget=budget, context=context, placements=placements)
 
 
 class Engine:
     """See the module. Made by :func:`load`; use it in a ``with`` statement, or call ``close``."""
 
-    def __init__(self, path: Path, *, budget: int | None, placements: Placements) -> None:
+    def __init__(self, path: Path, *, budget: int | None, context: int | None, placements: Placements) -> None:
         self.path = path
         self.manifest: Manifest = open_bundle(path)
         placements.check_models(self.manifest.models)
@@ -116,12 +127,17 @@ class Engine:
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
-        names = {drafter.model for drafter in self.manifest.drafters if drafter.model is not None}
-        self.capacity = rows_that_fit(self.manifest, [spec, *(self.manifest.models[name] for name in sorted(names))], budget)
-        self._models: dict[str, Model] = {}
+        import_onnxruntime()
+        self._footprint = footprint(path, self.manifest)
+        wanted = self._footprint.widest(context)
+        self._planned = None if budget is None else fit(self._footprint, wanted, budget)
+        self.settings = self._planned.settings if self._planned else wanted
+        self.capacity = self.settings.context
+        dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
+        self._models = Models(path, self.manifest, self.settings, placements, dropped)
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
-        room = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in {"target", *names})
-        self._swap = Swap(self._models, room if budget is None else unused(self.manifest, names, self.capacity, budget))
+        caches = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in ("target", *self.settings.drafts))
+        self._swap = Swap(self._models.loaded, caches if budget is None else max(0, budget - self.plan.ceiling))
         # How many tokens each drafter is asked for: of texts by themselves, of each conversation, and of the text before.
         self._policies: Policies = {}
         self._chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
@@ -132,13 +148,20 @@ class Engine:
         """Held by the generation that is running: there is one set of caches."""
         self._stop_running: Callable[[], None] | None = None
         self._closed = False
+        if budget is not None:
+            self._load_at_once()
         self._model("target")
         log.info("%s: %d tokens of context, %d threads, drafters %s", path, self.capacity, self.threads, ", ".join(self.drafters))
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The values of the option ``drafter`` that this bundle can run."""
-        return drafters.available(self.manifest)
+        """The values of the option ``drafter`` that this engine can run."""
+        return tuple(name for name in drafters.available(self.manifest) if self._why_dropped(name) is None)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """What this engine takes at most, part by part, and what was given up for its memory budget."""
+        return self._planned or self._footprint.plan(self.settings)
 
     def check_drafter(self, names: str) -> None:
         """Refuse, with a ``UsageError``, what ``drafter`` cannot be for this bundle."""
@@ -281,7 +304,7 @@ class Engine:
     def close(self) -> None:
         """Free the models. The engine cannot be used afterwards."""
         self._closed = True
-        self._models.clear()
+        self._models.loaded.clear()
 
     def __enter__(self) -> Engine:
         return self
@@ -315,6 +338,8 @@ class Engine:
         stats.branches = "commit" if target.branches else "seed"
         stats.exactness = "fast" if options.exactness == "fast" else self.exactness.grade
         stats.time_to_first_token_s = encoding
+        stats.degraded = [*self.plan.steps] if self._planned else []
+        stats.predicted_peak_bytes = self.plan.peak if self._planned else None
 
         stopped = threading.Event()
         recheck = Recheck(len(context), self.exactness.margin) if names and stats.exactness == "checked" else None
@@ -370,22 +395,23 @@ class Engine:
 
     def _target(self, options: GenerationOptions) -> Target:
         """The target with the widths that the asked exactness allows."""
-        spec = self.manifest.target
         model = self._model("target")
+        most = model.spec.max_width
         proven = self.exactness if options.exactness == "exact" and self.exactness.grade == "exact" else None
-        verify = tuple(width for width in proven.widths if width <= spec.max_width) if proven else tuple(range(1, spec.max_width + 1))
+        verify = tuple(width for width in proven.widths if width <= most) if proven else tuple(range(1, most + 1))
         # Where no wide pass is proven, the prompt still goes in wide chunks: they depend on the prompt alone.
         chunks = proven.widths if proven and self._proven_for_prompts else range(1, model.max_pass + 1)
         return Target(
             model=model,
             widths=WidthRule(verify),
-            prefill_widths=WidthRule(tuple(width for width in chunks if width <= PREFILL_WIDTH)),
+            prefill_widths=WidthRule(tuple(width for width in chunks if width <= model.chunk)),
             vocabulary=self.tokenizer.size,
             eos_ids=frozenset() if options.ignore_eos else frozenset(self.manifest.tokenizer.eos_ids),
             branches=proven is None,
         )
 
     def _proposer(self, job: Job, sampler: Sampler) -> Proposer:
+        """The drafters for which there is memory."""
         target, length = job.target, job.options.draft_length
         auto = bool(job.names) and length == "auto"
         resources = drafters.Resources(
@@ -401,16 +427,24 @@ class Engine:
             kept={} if job.owner is None else self._kept.setdefault(job.owner, {}),
         )
         most = target.widths.widths[-1] - 1
-        sources = []
+        sources, dropped = [], {}
         for name in job.names:
+            models = drafters.models_of(name, self.manifest)
+            if not self._models.try_load(models):
+                dropped[name] = self._models.why_dropped(models) or ""
+                continue
             kind = drafters.kind_of(name)
             policy: LengthPolicy
             if length != "auto" or kind.sizes_itself:
                 policy = FixedLength(most if length == "auto" else min(length, most))
             else:
                 policy = self._auto_length(name, target.widths, job.owner)
-            sources.append(Source(kind.make(dataclasses.replace(resources, gate=policy.gate)), policy))
-        return Proposer(sources, target.branches, self._running_costs if auto else None)
+            made = kind.make(dataclasses.replace(resources, gate=policy.gate))
+            sources.append(Source(made, policy, has_model=bool(models)))
+        return Proposer(sources, target.branches, self._running_costs if auto else None, dropped, on_failure=self._drop_drafter)
+
+    def _drop_drafter(self, name: str, reason: str) -> None:
+        self._models.drop(drafters.models_of(name, self.manifest), reason)
 
     def _auto_length(self, drafter: str, widths: WidthRule, owner: object) -> AutoLength:
         """One for each drafter and rule, kept for the next generation. A conversation has its own, which begins with what the last
@@ -444,25 +478,20 @@ class Engine:
     def _running_costs(self) -> RunningCosts:
         return RunningCosts(self._costs)
 
+    def _model(self, name: str) -> Model:
+        return self._models.get(name)
+
     def _draft_models(self, kind: str) -> list[Model]:
         return [self._model(name) for name in drafters.model_names(kind, self.manifest)]
 
-    def _model(self, name: str) -> Model:
-        if name not in self._models:
-            spec = self.manifest.models[name]
-            capacity = min(self.capacity, spec.capacity)
-            alone = len(self.manifest.models) == 1
-            place = self.placements.of_model(name)
-            self._models[name] = Model(
-                self.path / spec.graph,
-                spec,
-                capacity=capacity,
-                threads=place.threads,
-                providers=place.providers,
-                alone=alone,
-                strict=place.strict,
-            )
-        return self._models[name]
+    def _why_dropped(self, drafter: str) -> str | None:
+        return self._models.why_dropped(drafters.models_of(drafter, self.manifest))
+
+    def _load_at_once(self) -> None:
+        """Load all models that the plan has, so that what loading takes for a while comes before the caches fill."""
+        return_freed_memory(threshold=OWN_BLOCKS)
+        for name in ("target", *self.settings.drafts):
+            self._model(name)
 
     @functools.cached_property
     def _grammars(self) -> GrammarMaker:
@@ -480,16 +509,19 @@ class Engine:
 
     @functools.cached_property
     def _key(self) -> str:
-        version = import_onnxruntime().__version__
-        parts = (self._bundle_key, machine_name(), version, self.placements.key, self.capacity)
-        return calibration.cache_key(parts)
+        """What a measurement depends on. Of the context only whether the measurements fit into it."""
+        version, settings = import_onnxruntime().__version__, self.settings
+        shape = (min(settings.context, MEASURED_ROWS), settings.chunk, settings.width)
+        return calibration.cache_key((self._bundle_key, machine_name(), version, self.placements.key, *shape))
 
     @functools.cached_property
     def _costs(self) -> Costs:
         self._check_idle()
         kinds = {spec.kind: spec.model for spec in reversed(self.manifest.drafters) if spec.model is not None}
-        models = {kind: functools.partial(self._model, name) for kind, name in kinds.items() if kind in self.drafters}
-        found = calibration.costs(self._key, lambda: cost.measure(self._model("target"), models))
+        usable = {kind: name for kind, name in kinds.items() if kind in self.drafters and self._models.try_load([name])}
+        models = {kind: functools.partial(self._model, name) for kind, name in usable.items()}
+        key = calibration.cache_key((self._key, *sorted(usable.values())))
+        found = calibration.costs(key, lambda: cost.measure(self._model("target"), models))
         log.info(
             "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
         )

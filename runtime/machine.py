@@ -1,11 +1,10 @@
-"""What a measurement on this machine depends on, and how much memory this process has used."""
+"""What a measurement on this machine depends on."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import platform
-import sys
 from pathlib import Path
 
 
@@ -24,20 +23,3 @@ def machine_name() -> str:
         pass  # Not Linux: the names that platform gives have to do.
     digest = hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:8]
     return f"{model} ({platform.machine()}, {digest})"
-
-
-def peak_rss_bytes() -> int:
-    """Most memory this process has had resident so far, 0 where the system does not tell."""
-    try:
-        # Not getrusage on Linux: its maximum is inherited from the process that started this one.
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

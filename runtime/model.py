@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import BundleError, CapacityError, RuntimeFailure
+from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.rows import Floats, Hidden, Rows, fill_bias, zeroed
-from edgespec.runtime.session import Choice, first_line, make_session
+from edgespec.runtime.session import Choice, failure, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
 
@@ -46,12 +46,15 @@ class Model(Rows):
         providers: Sequence[Choice | str],
         alone: bool = True,
         strict: bool = False,
+        chunk: int = PREFILL_WIDTH,
     ) -> None:
         super().__init__(spec, capacity)
         self.passes = 0
         self.run_seconds = 0.0
         """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
-        self.max_pass = min(capacity, max(PREFILL_WIDTH, spec.max_width))
+        self.chunk = min(capacity, chunk)
+        """Most tokens of a prompt to run in one pass."""
+        self.max_pass = min(capacity, max(chunk, spec.max_width))
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)
         _check_contract(graph, self._session, spec)
@@ -124,7 +127,7 @@ class Model(Rows):
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
-            raise RuntimeFailure(f"{self._graph}: a pass of {width} tokens after {start} failed: {first_line(error)}") from error
+            raise failure(f"{self._graph}: a pass of {width} tokens after {start} failed", error) from error
         self.run_seconds += time.perf_counter() - started
         self.passes += 1
         self.tokens.extend(tokens)

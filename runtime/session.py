@@ -17,11 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import RuntimeFailure
+from edgespec.errors import OutOfMemory, RuntimeFailure
 from edgespec.runtime.assignment import RECORD_ASSIGNMENT, check_assignment
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.ort.api import InferenceSession
 
+# How ONNX Runtime, the C++ library and the system say that there is none; a thread's stack is memory, too.
+NO_MEMORY_MARKS = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "cannot allocate memory",
+    "not enough memory",
+    "resource temporarily",
+)
 SPIN_US = "1000"  # outlasts every pause inside a pass
 
 
@@ -99,7 +108,7 @@ def make_session(
             return made
         session: InferenceSession = _on_other_providers(ort, graph, options, chosen)
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
-        raise RuntimeFailure(f"{graph}: ONNX Runtime cannot load this graph: {first_line(error)}") from error
+        raise failure(f"{graph}: ONNX Runtime cannot load this graph", error) from error
     check_assignment(graph, session, [choice.name for choice in chosen], strict)
     return session
 
@@ -115,6 +124,13 @@ def _on_other_providers(ort: Any, graph: Path, options: Any, chosen: Sequence[Ch
         devices = [choice.device] if choice.device else [item for item in ort.get_ep_devices() if item.ep_name == choice.name][:1]
         options.add_provider_for_devices(devices, dict(choice.options))
     return ort.InferenceSession(str(graph), options, enable_fallback=0)
+
+
+def failure(what: str, error: BaseException) -> RuntimeFailure:
+    """Our error for one of ONNX Runtime's."""
+    line = first_line(error)
+    kind = OutOfMemory if isinstance(error, MemoryError) or any(mark in line.lower() for mark in NO_MEMORY_MARKS) else RuntimeFailure
+    return kind(f"{what}: {line}")
 
 
 def first_line(error: BaseException) -> str:

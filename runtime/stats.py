@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Any, Literal
 
-from edgespec.runtime.machine import peak_rss_bytes
+from edgespec.runtime.memory.measure import usage
 
 
 @dataclasses.dataclass
@@ -58,6 +58,10 @@ class Stats:
     rows that would have been padding."""
     accepted_by_drafter: dict[str, Counter[int]] = dataclasses.field(default_factory=lambda: defaultdict(Counter))
     """The same of those that were accepted."""
+    degraded: list[str] = dataclasses.field(default_factory=list)
+    """What was given up for want of memory: for the budget when the engine was loaded, then during generations."""
+    predicted_peak_bytes: int | None = None
+    """What the memory plan expected, under a budget."""
     speculation_off: str | None = None
     """Why there was, at the end, no speculation although a drafter was asked for."""
 
@@ -103,7 +107,7 @@ class Stats:
             "accepted_by_position",
         )
         data = {name: getattr(self, name) for name in (*(field.name for field in dataclasses.fields(self)), *derived)}
-        return {**{name: _plain(value) for name, value in data.items()}, "peak_rss_bytes": peak_rss_bytes()}
+        return {**{name: _plain(value) for name, value in data.items()}, **usage().as_dict()}
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from edgespec.runtime.model import Model
 from edgespec.runtime.prefix import Prefix
+from edgespec.runtime.rows import bytes_per_row
 
 
 class Swap:
@@ -31,7 +32,7 @@ class Swap:
         current = self._owner() if self._owner is not None else None
         if owner is not None and current is owner:
             return True
-        if current is not None:
+        if current is not None and self._make_room(self._size()):
             self.put(current, self._take())
         self._owner = None if owner is None else weakref.ref(owner)
         own = self._waiting.pop(id(owner), None) if owner is not None else None
@@ -40,20 +41,34 @@ class Swap:
     def put(self, owner: object, prefix: Prefix) -> None:
         """Set rows aside for ``owner``."""
         self._waiting.pop(id(owner), None)
-        for key, (reference, _) in list(self._waiting.items()):
-            if reference() is None:
-                del self._waiting[key]
-        while self._waiting and prefix.size + sum(kept.size for _, kept in self._waiting.values()) > self._room:
-            del self._waiting[next(iter(self._waiting))]
-        if prefix.size <= self._room:
+        if self._make_room(prefix.size):
             self._waiting[id(owner)] = weakref.ref(owner), prefix
 
     def get(self, owner: object) -> Prefix | None:
-        """The rows of ``owner``, wherever they are."""
+        """The rows of ``owner``, wherever they are; None also if there is no room for a copy of them."""
         if self._owner is not None and self._owner() is owner:
-            return self._take()
+            return self._take() if self._make_room(self._size()) else None
         found = self._waiting.get(id(owner))
         return found[1] if found and found[0]() is owner else None
+
+    def forget(self) -> None:
+        """Free the rows of all that wait; they compute their prompts again."""
+        self._waiting.clear()
+
+    def _make_room(self, size: int) -> bool:
+        """Free what nobody holds any more, and as many others as it takes. False if ``size`` is too much in any case."""
+        for key, (reference, _) in list(self._waiting.items()):
+            if reference() is None:
+                del self._waiting[key]
+        if size > self._room:
+            return False
+        while self._waiting and size + sum(kept.size for _, kept in self._waiting.values()) > self._room:
+            del self._waiting[next(iter(self._waiting))]
+        return True
+
+    def _size(self) -> int:
+        """Bytes of the rows that are in the caches."""
+        return sum(model.length * bytes_per_row(model.spec) for model in self._models.values())
 
     def _take(self) -> Prefix:
         models = self._models.items()

@@ -25,6 +25,7 @@ from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.export import export
 from edgespec.cli.inspect import inspect
+from edgespec.cli.plan import plan
 from edgespec.cli.push import push
 from edgespec.cli.quickstart import quickstart
 from edgespec.cli.run import run
@@ -44,7 +45,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, inspect, verify, bench, push, quickstart):
+for command in (export, run, chat, inspect, plan, verify, bench, push, quickstart):
     cli.add_command(command)
 
 

@@ -66,7 +66,8 @@ def bench(bundle: Path, prompts: Path, questions: int | None, as_json: bool, htm
 
 
 def describe(engine: Engine, bundle: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from edgespec.runtime.machine import machine_name, peak_rss_bytes
+    from edgespec.runtime.machine import machine_name
+    from edgespec.runtime.memory.measure import usage
     from edgespec.runtime.ort import import_onnxruntime
 
     return {
@@ -76,7 +77,7 @@ def describe(engine: Engine, bundle: Path, options: dict[str, Any]) -> dict[str,
         "threads": engine.threads,
         "max_new_tokens": options["max_new_tokens"],
         "repetitions": options["repetitions"],
-        "peak_rss_bytes": peak_rss_bytes(),
+        "peak_rss_bytes": usage().peak,
     }
 
 

@@ -121,6 +121,10 @@ OTHERS = (
     "lookahead", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop",
     "banned_tokens", "logit_bias", "json_schema", "regex", "grammar",
 )  # fmt: skip
+MEMORY_OPTIONS = (
+    click.option("--memory-budget", metavar="SIZE", help="Most memory that the process may take, as 500MB or 1.5GiB."),
+    click.option("--context", type=click.IntRange(1), help="Tokens of prompt and text to have room for; all that the bundle has."),
+)
 ENGINE_OPTIONS = (
     click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),
     click.option(
@@ -137,9 +141,9 @@ ENGINE_OPTIONS = (
         help="An option of ONNX Runtime for a provider, such as qnn.htp_performance_mode=burst.",
     ),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
-    click.option("--memory-budget", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB."),
+    *MEMORY_OPTIONS,
 )
-ENGINE_KEYWORDS = ("memory_budget", "threads", "providers", "provider_options", "strict_providers")
+ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers")
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

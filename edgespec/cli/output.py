@@ -125,5 +125,13 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
         pairs.append(("rechecked", f"{stats.rechecked} near-ties"))
     if stats.speculation_off:
         pairs.append(("speculation", f"off: {stats.speculation_off}"))
-    pairs.append(("peak memory", human_bytes(stats.as_dict()["peak_rss_bytes"])))
+    pairs += [("given up", step) for step in stats.degraded]
+    pairs.append(("memory", memory_text(stats.as_dict())))
     return pairs
+
+
+def memory_text(data: dict[str, Any]) -> str:
+    """Peak and parts of this process's memory, from statistics."""
+    peak, private, evictable = (data[name] for name in ("peak_rss_bytes", "private_bytes", "evictable_bytes"))
+    predicted = f" (predicted {human_bytes(data['predicted_peak_bytes'])})" if data["predicted_peak_bytes"] else ""
+    return f"at most {human_bytes(peak)}{predicted}; now {human_bytes(private)} private, {human_bytes(evictable)} of files"

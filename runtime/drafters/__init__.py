@@ -173,6 +173,12 @@ def chosen(names: str, manifest: Manifest) -> tuple[str, ...]:
     return asked
 
 
+def models_of(name: str, manifest: Manifest) -> tuple[str, ...]:
+    """The entries of the manifest's models that the drafter of that name runs."""
+    needs = _KINDS[name].needs if name in _KINDS else None
+    return model_names(needs, manifest) if needs else ()
+
+
 def model_names(kind: str, manifest: Manifest) -> tuple[str, ...]:
     """The entries of the manifest's models that belong to drafters of a kind."""
     return tuple(drafter.model for drafter in manifest.drafters if drafter.kind == kind and drafter.model is not None)

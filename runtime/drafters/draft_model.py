@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.distribution import Distribution
 from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import Drafter, Resources
-from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate
 from edgespec.tree import DraftTree
@@ -46,6 +46,8 @@ class DraftModel(Drafter):
         self._passes_before, self._seconds_before = model.passes, model.run_seconds
         self._agreed: int | None = None
         """So many rows of the cache belong to the context of the last proposal, and so to every later one."""
+        self._first = 0
+        """The draft sees the context from this token on."""
 
     @classmethod
     def of(cls, resources: Resources) -> DraftModel:
@@ -61,13 +63,16 @@ class DraftModel(Drafter):
         return self._model.run_seconds - self._seconds_before
 
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
-        self._roll_back(context)
-        count = min(max_tokens, self._model.capacity - len(context))
-        new = list(context[self._model.length :])
-        if count < 1 or max(new) >= self._vocabulary:
+        count = min(max_tokens, self._model.capacity // 2)
+        if count < 1:
             return DraftTree()
-        for start in range(0, len(new), PREFILL_WIDTH):
-            chunk = new[start : start + PREFILL_WIDTH]
+        seen = self._window(context, self._model.capacity - count)
+        self._roll_back(seen)
+        new = list(seen[self._model.length :])
+        if max(new) >= self._vocabulary:
+            return DraftTree()
+        for start in range(0, len(new), self._model.chunk):
+            chunk = new[start : start + self._model.chunk]
             logits = self._model.run(chunk, [len(chunk) - 1])
         self._agreed = self._model.length
         tokens: list[int] = []
@@ -83,6 +88,16 @@ class DraftModel(Drafter):
                 break
             logits = self._model.run([token], [0])
         return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
+
+    def _window(self, context: Sequence[int], room: int) -> Sequence[int]:
+        """As much of the context's end as the draft sees, at most ``room`` tokens.
+
+        Where the cache is smaller than the context, the draft reads half a cache of it anew each time that it is full: a few
+        wide passes for many rounds.
+        """
+        if len(context) - self._first > room:
+            self._first, self._agreed = len(context) - max(room // 2, 1), None
+        return context[self._first :] if self._first else context
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from edgespec.errors import NO_MEMORY
 from edgespec.runtime.controller import LengthPolicy
 from edgespec.runtime.cost import RunningCosts
 from edgespec.runtime.drafters import Drafter, Round
@@ -27,18 +28,35 @@ class Source:
 
     drafter: Drafter
     policy: LengthPolicy
+    has_model: bool = False
 
 
 class Proposer:
     """The first source that has a proposal gives it. No sources is plain decoding.
 
-    ``branches`` says whether every branch of a tree may commit tokens; ``costs`` hear what passes and drafts took.
+    A drafter that finds no memory for a pass is dropped and the others go on: it only ever made the text come sooner.
+
+    Args:
+        sources: the drafters, in the order in which they are asked.
+        branches: whether every branch of a tree may commit tokens.
+        costs: hear what passes and drafts took.
+        dropped: drafters that were asked for and are not there, and why.
+        on_failure: told of a drafter that is dropped, and why.
     """
 
-    def __init__(self, sources: Sequence[Source], branches: bool = True, costs: RunningCosts | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        branches: bool = True,
+        costs: RunningCosts | None = None,
+        dropped: Mapping[str, str] | None = None,
+        on_failure: Callable[[str, str], None] = lambda _name, _reason: None,
+    ) -> None:
         self.sources = tuple(sources)
         self._branches = branches
         self._costs = costs
+        self.dropped = dict(dropped or {})
+        self._on_failure = on_failure
         # Guesses come from the n-gram drafter's own index when there is one, so that the context is indexed once.
         indexes = [source.drafter for source in self.sources if isinstance(source.drafter, NGram)]
         self._guesser = (indexes[0] if indexes else NGram()) if self.sources else None
@@ -50,6 +68,7 @@ class Proposer:
         self._learns = False
         self.seeded = 0
         """Proposed tokens so far that the target had said on a branch."""
+        self._passes, self._run_seconds = 0, 0.0  # of sources that were dropped
 
     def propose(self, context: Sequence[int], limit: int) -> DraftTree:
         """A tree of at most ``limit`` nodes."""
@@ -65,7 +84,7 @@ class Proposer:
             if count < 1:
                 continue
             seed = self._seed[:limit]
-            tree = self._timed(source.drafter, context, count) if len(seed) < count else DraftTree()
+            tree = self._proposal(source, context, count) if len(seed) < count else DraftTree()
             if not len(tree) and not seed:
                 source.policy.observe(count, 0, 0)
                 continue
@@ -96,6 +115,13 @@ class Proposer:
         if self._costs is not None:
             self._costs.saw_pass(width, seconds)
 
+    def _proposal(self, source: Source, context: Sequence[int], count: int) -> DraftTree:
+        try:
+            return self._timed(source.drafter, context, count)
+        except NO_MEMORY as error:
+            self.drop(source, error)
+            return DraftTree()
+
     def fill(self, context: Sequence[int], tree: DraftTree, spare: int) -> DraftTree:
         """``tree`` with up to ``spare`` guesses after a chain; these rows are in the pass anyway."""
         if self._guesser is None or spare < 1 or not tree.is_chain:
@@ -115,7 +141,25 @@ class Proposer:
             self._asked.policy.observe(self._wanted, self._proposed, sum(node < self._proposed for node in found.path))
         self._seed = seed_of(found, self._known) if self._learns else []
         for source in self.sources:
-            source.drafter.observe(found)
+            try:
+                source.drafter.observe(found)
+            except NO_MEMORY as error:
+                self.drop(source, error)
+
+    def drop(self, source: Source, error: BaseException) -> None:
+        """Do without a source, and free what it holds."""
+        name, reason = source.drafter.name, f"there is no memory for it ({error or type(error).__name__})"
+        self._passes, self._run_seconds = self._passes + source.drafter.passes, self._run_seconds + source.drafter.run_seconds
+        self.sources = tuple(other for other in self.sources if other is not source)
+        self.dropped[name] = reason
+        self._on_failure(name, reason)
+
+    def drop_models(self, error: BaseException) -> bool:
+        """Do without every drafter that runs a model, since the target needs the memory. False if there is none."""
+        with_model = [source for source in self.sources if source.has_model]
+        for source in with_model:
+            self.drop(source, error)
+        return bool(with_model)
 
     def author(self, node: int) -> str:
         """Name of the drafter that a node of the last tree is from."""
@@ -123,14 +167,16 @@ class Proposer:
 
     @property
     def passes(self) -> int:
-        return sum(source.drafter.passes for source in self.sources)
+        return self._passes + sum(source.drafter.passes for source in self.sources)
 
     @property
     def run_seconds(self) -> float:
-        return sum(source.drafter.run_seconds for source in self.sources)
+        return self._run_seconds + sum(source.drafter.run_seconds for source in self.sources)
 
     @property
     def off(self) -> str | None:
         """Why nothing is drafted, if every source is off."""
         reasons = [f"{source.drafter.name}: {reason}" for source in self.sources if (reason := source.policy.off)]
-        return "; ".join(reasons) if reasons and len(reasons) == len(self.sources) else None
+        if len(reasons) < len(self.sources):
+            return None
+        return "; ".join([*reasons, *(f"{name}: {reason}" for name, reason in self.dropped.items())]) or None

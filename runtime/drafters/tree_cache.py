@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.runtime.drafters.growth import Growth
-from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats
 
 
@@ -31,8 +31,8 @@ class TreeCache:
         if len(new) > self.room or max(new) >= vocabulary:
             self._trunk = None
             return None
-        for start in range(0, len(new), PREFILL_WIDTH):
-            chunk = new[start : start + PREFILL_WIDTH]
+        for start in range(0, len(new), self.model.chunk):
+            chunk = new[start : start + self.model.chunk]
             logits = self.model.run(chunk, [len(chunk) - 1])
         self._trunk, self._parents, self._row_of = len(context), [], {-1: -1}
         row: Floats = logits[0]

@@ -99,9 +99,23 @@ def test_draft_model_keeps_what_two_generations_share(draft: Model) -> None:
     assert list(expected.tokens) == chain_by_hand(draft, [*text, 2], 3)
 
 
-def test_draft_model_stops_at_its_capacity_and_vocabulary(draft: Model) -> None:
-    assert len(DraftModel(draft, 259).propose([1] * 98, 5)) == 2
-    assert len(DraftModel(draft, 259).propose([1] * 100, 5)) == 0
+def test_draft_model_sees_the_end_of_a_text_that_its_cache_cannot_hold(draft: Model) -> None:
+    """Room for 100 rows. Texts that grow beyond it are drafted for as if they began later, and each token is read only once
+    or, when the window moves, twice."""
+    drafter = DraftModel(draft, 259)
+    text = [index % 7 + 1 for index in range(90)]
+    starts = []
+    for step in range(150):
+        found = drafter.propose(text, 3)
+        starts.append(len(text) - draft.length + 2)
+        assert list(found.tokens) == chain_by_hand(draft, text[starts[-1] :], 3)
+        assert draft.length <= 100
+        text.append(step % 7 + 1)
+    assert starts == sorted(starts)
+    assert len(set(starts)) == 4, "the window moves by half a cache at a time"
+
+
+def test_draft_model_stops_at_its_vocabulary(draft: Model) -> None:
     assert len(DraftModel(draft, 200).propose([1, 201], 5)) == 0
     assert max(DraftModel(draft, 10).propose([1, 2], 5).tokens) < 10
 

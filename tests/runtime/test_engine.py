@@ -13,12 +13,10 @@ import pytest
 
 import edgespec
 from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFailure, UsageError
-from edgespec.manifest import read_manifest
 from edgespec.runtime import Engine, Stats, drafters, load, verify
-from edgespec.runtime.budget import PROCESS_BYTES, WORKSPACE_BYTES, resident_bytes
 from edgespec.runtime.cost import Costs, RunningCosts
 from edgespec.tree import DraftTree
-from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_attention_bundle, make_lookup_bundle
+from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_lookup_bundle
 
 
 def test_load_is_at_the_top(attention_bundle: Path) -> None:
@@ -289,23 +287,6 @@ def test_arguments_of_load(attention_bundle: Path) -> None:
     engine.close()
     with pytest.raises(UsageError, match="closed"):
         engine.generate("hi")
-
-
-def test_a_budget_cuts_the_cache_and_has_a_floor(tmp_path: Path) -> None:
-    bundle = make_attention_bundle(tmp_path / "b", draft_noise=0.1, capacity=4096)
-    files = sum((bundle / name).stat().st_size for name in ("target.onnx", "draft.onnx"))
-    manifest = read_manifest(bundle)
-    weights = resident_bytes(manifest, list(manifest.models.values()))
-    assert weights >= files + PROCESS_BYTES + WORKSPACE_BYTES
-    per_token = 2 * 4 * (2 * 16 + 1 * 32)
-    with load(bundle, memory_budget=weights + 1000 * per_token) as engine:
-        assert engine.capacity == 1000
-        with pytest.raises(CapacityError, match="the cache holds 1000"):
-            engine.generate([1] * 1001)
-    with pytest.raises(CapacityError, match="raise the budget"):
-        load(bundle, memory_budget=weights + 200 * per_token)
-    with load(bundle, memory_budget="2GB") as engine:
-        assert engine.capacity == 4096
 
 
 def test_errors_are_of_one_family() -> None:

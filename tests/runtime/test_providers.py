@@ -98,8 +98,8 @@ def test_a_pair_in_two_places_writes_the_plain_text(attention_bundle: Path) -> N
     with load(attention_bundle, threads="target=2,draft=1") as engine:
         plain = engine.generate(PROMPT, drafter="none", max_new_tokens=40)
         found = engine.generate(PROMPT, drafter="draft", draft_length=3, max_new_tokens=40)
-        assert (engine._models["target"]._session.get_session_options().intra_op_num_threads) == 2
-        assert (engine._models["draft"]._session.get_session_options().intra_op_num_threads) == 1
+        assert (engine._model("target")._session.get_session_options().intra_op_num_threads) == 2
+        assert (engine._model("draft")._session.get_session_options().intra_op_num_threads) == 1
     assert found.token_ids == plain.token_ids
     assert found.stats.accepted > 0
 

@@ -1,0 +1,29 @@
+"""A bundle's plan without loading its models. It takes a tokenizer and ONNX Runtime's library, since the process holds these too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.bundle import open_bundle
+from edgespec.runtime.memory.degrade import fit
+from edgespec.runtime.memory.plan import Plan, footprint
+from edgespec.runtime.memory.size import parse_size
+from edgespec.runtime.ort import import_onnxruntime
+from edgespec.runtime.text.tokenizer import Tokenizer
+
+
+def plan_bundle(bundle: Path, *, memory_budget: int | str | None = None, context: int | None = None) -> Plan:
+    """What :func:`edgespec.load` would do with these arguments.
+
+    Raises:
+        BundleError: the bundle is missing or damaged.
+        CapacityError: the budget is too small; says which one would do.
+        UsageError: the budget is no size, or the bundle has less context.
+    """
+    budget = None if memory_budget is None else parse_size(memory_budget)
+    manifest = open_bundle(bundle)
+    tokenizer = Tokenizer(bundle, manifest.tokenizer, manifest.target.vocab_size)
+    import_onnxruntime()
+    found = footprint(bundle, manifest)
+    del tokenizer  # it had to be there while the process was measured
+    return fit(found, found.widest(context), budget)

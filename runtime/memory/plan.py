@@ -1,0 +1,210 @@
+"""What an engine will take: the parts, and the peak of their sum.
+
+Three moments are compared, since each has something that the others lack: making a session (a matrix is there twice, as it is
+mapped and as it is packed), the self-test (logits of many rows, copied and compared), and generating (full caches).
+
+Sizes of weights come from the graphs themselves. The few constants were fitted with ``python -m benchmarks.memory`` on
+Linux x86-64, ONNX Runtime 1.32; what the process holds already, the tokenizer included, is measured when the plan is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.memory.measure import return_freed_memory, usage
+from edgespec.runtime.memory.weights import GraphWeights, read_weights
+from edgespec.runtime.rows import bytes_per_row
+
+CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows widths up to the first ones to agree
+WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare
+LEAST_ROWS = 256
+WINDOWED = "draft"  # the kind of drafter that can do with the end of a long text
+SELF_TEST_ROWS = 332  # cache rows that the self-test and the measurement of costs fill
+
+LIBRARIES = 11 * 10**6  # pages of ONNX Runtime's library and of ours that are read when the first session is made
+SESSION = 2 * 10**6  # of each session: graph, kernels, threads
+NODE = 6 * 10**3  # of each node of a session
+HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give back
+ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix product makes
+TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
+INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
+SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
+TEST_COPIES = 2  # of a pass's logits during the self-test
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be had for more memory, and is given up for less.
+
+    Attributes:
+        context: rows of the target's KV cache.
+        chunk: most tokens of a prompt in one pass.
+        width: most tokens in a verification pass, one more than can be drafted.
+        draft_window: rows of the KV cache of a draft model, which sees so many tokens of the context; 0 without one.
+        drafts: draft models by their names in the manifest.
+    """
+
+    context: int
+    chunk: int
+    width: int
+    draft_window: int = 0
+    drafts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Bytes of one part: private ones, and pages of files, which the system can drop and read again."""
+
+    name: str
+    private: int = 0
+    evictable: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.private + self.evictable
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Settings, and what they take.
+
+    Attributes:
+        peak: the most that is expected to be resident.
+        ceiling: the same if a text has every token of the vocabulary. It is what a budget is compared with.
+        steps: what was given up for the budget, in words, in order.
+    """
+
+    settings: Settings
+    parts: tuple[Part, ...]
+    peak: int
+    ceiling: int
+    budget: int | None = None
+    steps: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """In plain JSON types."""
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "parts": [dataclasses.asdict(part) for part in self.parts],
+            "private_bytes": sum(part.private for part in self.parts),
+            "evictable_bytes": sum(part.evictable for part in self.parts),
+            "predicted_peak_bytes": self.peak,
+            "ceiling_bytes": self.ceiling,
+            "budget_bytes": self.budget,
+            "steps": list(self.steps),
+        }
+
+
+class Footprint:
+    """Predicts what a bundle's models take in this process. ``held`` is what the process holds already."""
+
+    def __init__(self, bundle: Path, manifest: Manifest, held: Part) -> None:
+        self._bundle = bundle
+        self._manifest = manifest
+        self._held = held
+
+    @functools.cached_property
+    def _weights(self) -> dict[str, GraphWeights]:
+        """Read when first needed: without a budget nothing depends on them."""
+        names = ("target", *self.widest().drafts)
+        return {name: read_weights(self._bundle / self._manifest.models[name].graph) for name in names}
+
+    def widest(self, context: int | None = None) -> Settings:
+        """The settings without any budget: everything that the bundle has.
+
+        Raises:
+            UsageError: it was exported for less ``context``.
+        """
+        target = self._manifest.target
+        rows = context or target.capacity
+        if rows > target.capacity:
+            raise UsageError(f"context: {rows} is more than the {target.capacity} tokens that this bundle was exported for")
+        drafts = {drafter.model for drafter in self._manifest.drafters if drafter.model is not None}
+        windowed = any(drafter.kind == WINDOWED for drafter in self._manifest.drafters)
+        return Settings(rows, min(CHUNKS[0], rows), min(target.max_width, rows), rows if windowed else 0, tuple(sorted(drafts)))
+
+    def plan(self, settings: Settings, budget: int | None = None, steps: Sequence[str] = ()) -> Plan:
+        """Parts and peak under ``settings``."""
+        names = ("target", *settings.drafts)
+        weights = [part for name in names for part in self._weight_parts(name, settings)]
+        rows = {name: rows_of(name, self._manifest, settings) for name in names}
+        caches = [Part(f"KV cache of {name}", private=count * bytes_per_row(self._spec(name))) for name, count in rows.items()]
+        work = self._working(names, settings)
+        parts = (self._held, Part("libraries", evictable=LIBRARIES), *weights, *caches, *work)
+        fixed = self._held.total + LIBRARIES + sum(part.total for part in weights)
+        loading = fixed + max(self._weights[name].largest for name in names)
+        testing = fixed + self._self_test(settings)
+        generating = sum(part.total for part in parts)
+        peak = max(loading, testing, generating)
+        unread = sum(self._weights[name].table - self._table(name, settings) for name in names)
+        return Plan(settings, parts, peak, max(peak, generating + unread), budget, tuple(steps))
+
+    def _spec(self, name: str) -> ModelSpec:
+        return self._manifest.models[name]
+
+    def _weight_parts(self, name: str, settings: Settings) -> list[Part]:
+        weights = self._weights[name]
+        session = SESSION + weights.nodes * NODE + weights.inline
+        return [
+            Part(f"packed weights of {name}", private=weights.packed),
+            Part(f"mapped weights of {name}", evictable=weights.kept + self._table(name, settings)),
+            Part(f"session of {name}", private=session),
+        ]
+
+    def _table(self, name: str, settings: Settings) -> int:
+        """Bytes of the embedding that a text of this length has mapped."""
+        size = self._weights[name].table
+        return int(size * -math.expm1(-settings.context * TABLE_TOKEN / size)) if size else 0
+
+    def _working(self, names: Sequence[str], settings: Settings) -> list[Part]:
+        """Passes run one after the other, so the largest workspace counts; logits stay with each model."""
+        widest = max(settings.chunk, settings.width)
+        passes = max(self._activations(name) * widest + self._masks(name, widest, settings.context) for name in names)
+        rows = {name: settings.width + SAMPLED_ROWS if name == "target" else 1 for name in names}
+        logits = sum(rows[name] * self._spec(name).vocab_size * 4 for name in names)
+        return [
+            Part("passes", private=passes + HEAP),
+            Part("logits", private=logits),
+            Part("n-gram index", private=settings.context * INDEX_ROW),
+        ]
+
+    def _activations(self, name: str) -> int:
+        """Bytes of a pass for each of its tokens."""
+        head = self._spec(name).vocab_size
+        widest = max((matrix.rows for matrix in self._weights[name].matrices if matrix.rows != head), default=self._spec(name).hidden_size)
+        return ACTIVATIONS * 4 * widest
+
+    def _masks(self, name: str, width: int, rows: int) -> int:
+        """Attention biases of layers with a window, which are written out for every pass."""
+        windows = {layer.window for layer in self._spec(name).layers} - {None}
+        return len(windows) * width * rows * 4
+
+    def _self_test(self, settings: Settings) -> int:
+        target = self._manifest.target
+        rows = min(SELF_TEST_ROWS, settings.context)
+        caches = (rows + 2 * settings.chunk) * bytes_per_row(target)
+        return caches + HEAP + self._activations("target") * settings.chunk + TEST_COPIES * settings.width * target.vocab_size * 4
+
+
+def footprint(bundle: Path, manifest: Manifest) -> Footprint:
+    """What ``bundle`` would take in this process, in which the tokenizer is loaded already.
+
+    Raises:
+        BundleError: a graph cannot be read.
+    """
+    return_freed_memory()
+    now = usage()
+    return Footprint(bundle, manifest, Part("this process, tokenizer included", now.private, now.evictable))
+
+
+def rows_of(name: str, manifest: Manifest, settings: Settings) -> int:
+    """Cache rows of a model under ``settings``."""
+    windowed = {drafter.model for drafter in manifest.drafters if drafter.kind == WINDOWED}
+    return min(settings.draft_window if name in windowed else settings.context, manifest.models[name].capacity)
