@@ -7,8 +7,8 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--ort-backend",
-        choices=("default", "python", "capi", "both"),
+        "--packages",
+        choices=("default", "with", "without", "both"),
         default="default",
-        help="backend of ONNX Runtime for tests/runtime: its package, its C library, or both; default: the package, some files on both",
+        help="run tests/runtime with the packages onnxruntime and tokenizers, without, or both; default: with, and some files both ways",
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -17,7 +19,9 @@ from edgespec.cli.checkpoint import fetch_gguf
 from edgespec.export import ExportConfig, ExportReport, export_bundle
 from edgespec.export.checkpoint import open_checkpoint
 from edgespec.export.trace.model import build_empty
+from edgespec.runtime.text.bpe import BpeTokenizer
 from edgespec.runtime.verify import verify
+from tests.helpers.tokenizers import corpus, random_text
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +70,15 @@ def test_every_drafter_writes_the_text_of_plain_decoding(bundle: ExportReport) -
                 for drafter, length in (("none", "auto"), ("ngram", "auto"), ("draft", 3), ("auto", "auto"))
             )
             assert all(other == plain for other in others), prompt
+
+
+def test_the_tokenizer_in_plain_python_gives_the_same_ids(bundle: ExportReport) -> None:
+    path, rng = bundle.output / bundle.manifest.tokenizer.file, random.Random(3)
+    theirs, ours = tokenizers.Tokenizer.from_file(str(path)), BpeTokenizer.open(path)
+    for text in [*rng.sample(corpus(), 1000), *(random_text(rng) for _ in range(2000)), "".join(corpus())]:
+        ids = list(theirs.encode(text, add_special_tokens=False).ids)
+        assert ours.encode(text) == ids, repr(text)
+        assert ours.decode(ids) == theirs.decode(ids)
 
 
 def test_the_bundle_verifies(bundle: ExportReport) -> None:

@@ -1,16 +1,25 @@
-"""The bundle's tokenizer."""
+"""The bundle's tokenizer: the package ``tokenizers`` where there is one, else :mod:`edgespec.runtime.text.bpe`, with equal ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from edgespec.errors import BundleError, UsageError
 from edgespec.manifest import TokenizerSpec
 
-if TYPE_CHECKING:
-    import tokenizers
+
+class Codec(Protocol):
+    """What reads a tokenizer.json."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text`` without any that a tokenizer puts around it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens."""
+        ...
 
 
 class Tokenizer:
@@ -19,7 +28,7 @@ class Tokenizer:
     def __init__(self, bundle: Path, spec: TokenizerSpec, vocab_size: int) -> None:
         self.spec = spec
         self.size = min(vocab_size, spec.vocab_size)
-        self._tokenizer = _load(bundle / spec.file)
+        self._codec = _load(bundle / spec.file)
 
     def encode(self, text: str, *, prefix: bool) -> list[int]:
         """Ids of ``text``, after the ids that the tokenizer puts before a plain prompt if ``prefix``.
@@ -27,7 +36,7 @@ class Tokenizer:
         Special tokens that the text spells out are recognised: chat templates spell them out.
         """
         try:
-            ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            ids = self._codec.encode(text)
         except Exception as error:  # tokenizers raises bare exceptions, for lone surrogates for example
             raise UsageError(f"the prompt cannot be encoded: {error}") from error
         ids = [*self.spec.prefix_ids, *ids] if prefix else ids
@@ -48,13 +57,41 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens. A character that is not complete yet comes out as U+FFFD."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._codec.decode(ids)
 
 
-def _load(path: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
+def _load(path: Path) -> Codec:
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        import tokenizers
+    except ImportError:  # no build of it for this system
+        return _load_bpe(path)
+    try:
+        return _Package(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # tokenizers raises bare exceptions
         raise BundleError(f"{path}: not a tokenizer that this version of tokenizers reads: {error}") from error
+
+
+def _load_bpe(path: Path) -> Codec:
+    from edgespec.runtime.text.bpe import BpeTokenizer, UnsupportedTokenizer
+
+    try:
+        return BpeTokenizer.open(path)
+    except UnsupportedTokenizer as error:
+        raise BundleError(
+            f"{path}: {error}: only the package tokenizers can do this, and it is not installed; pip install tokenizers"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: not a tokenizer.json that can be read: {error}") from error
+
+
+class _Package:
+    """A tokenizer of the package ``tokenizers``."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

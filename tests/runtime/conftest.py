@@ -1,7 +1,8 @@
-"""Bundles for the runtime's tests, a cache folder of their own, and the backend of ONNX Runtime that they run on."""
+"""Bundles for the runtime's tests, a cache folder of their own, and with which packages they run."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,29 +13,30 @@ from edgespec.runtime.ort import LIBRARY_VARIABLE
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
 
-ON_BOTH = ("test_cache", "test_chat", "test_engine", "test_model", "test_stream")
-"""Test files that the default run goes through on both backends."""
+BOTH_WAYS = ("test_cache", "test_chat", "test_engine", "test_model", "test_stream", "test_text")
+"""Test files that the default run goes through with and without the packages."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``--ort-backend`` says on which backends every test runs."""
-    chosen = metafunc.config.getoption("--ort-backend")
-    if "ort_backend" in metafunc.fixturenames:
-        both = chosen == "both" or (chosen == "default" and metafunc.module.__name__.rpartition(".")[2] in ON_BOTH)
-        backends = ("python", "capi") if both else ("python" if chosen == "default" else chosen,)
-        metafunc.parametrize("ort_backend", backends, indirect=True, scope="module", ids=backends if both else [pytest.HIDDEN_PARAM])
+    """``--packages`` says whether every test runs with the packages onnxruntime and tokenizers, without them, or both."""
+    chosen = metafunc.config.getoption("--packages")
+    if "packages" in metafunc.fixturenames:
+        both = chosen == "both" or (chosen == "default" and metafunc.module.__name__.rpartition(".")[2] in BOTH_WAYS)
+        ways = ("with", "without") if both else ("with" if chosen == "default" else chosen,)
+        ids = [f"{way} packages" for way in ways] if both else [pytest.HIDDEN_PARAM]
+        metafunc.parametrize("packages", ways, indirect=True, scope="module", ids=ids)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def ort_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Which backend the tests of this module run on, also in processes that they start."""
-    backend = request.param
+def packages(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Whether the runtime finds the packages onnxruntime and tokenizers in the tests of this module."""
     with pytest.MonkeyPatch.context() as patch:
-        if backend == "capi":
+        if request.param == "without":
             patch.setenv(LIBRARY_VARIABLE, str(wheel_library()))
+            patch.setitem(sys.modules, "tokenizers", None)
         else:
             patch.delenv(LIBRARY_VARIABLE, raising=False)
-        yield backend
+        yield request.param
 
 
 @pytest.fixture(autouse=True)
