@@ -32,6 +32,7 @@ from edgespec.runtime.acceptance import Acceptance
 from edgespec.runtime.chat import Chat
 from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
 from edgespec.runtime.cost import Costs, RunningCosts
+from edgespec.runtime.drafters.corpus import read_corpus
 from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
@@ -88,6 +89,7 @@ def load(
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
     threads: Threads | None = None,
+    ngram_corpus: str | Path | None = None,
 ) -> Engine:
     """Open a bundle.
 
@@ -101,6 +103,7 @@ def load(
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
+        ngram_corpus: a text file in which the n-gram drafter looks for continuations, besides prompt and text.
 
     Raises:
         BundleError: the bundle is missing, damaged or newer than this version.
@@ -112,13 +115,15 @@ def load(
         raise UsageError(f"context: {context!r} is not a number of tokens from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
     placements = Placements.of(providers, threads, provider_options, strict_providers)
-    return Engine(find_bundle(path), budget=budget, context=context, placements=placements)
+    return Engine(find_bundle(path), budget=budget, context=context, placements=placements, ngram_corpus=ngram_corpus)
 
 
 class Engine:
     """See the module. Made by :func:`load`; use it in a ``with`` statement, or call ``close``."""
 
-    def __init__(self, path: Path, *, budget: int | None, context: int | None, placements: Placements) -> None:
+    def __init__(
+        self, path: Path, *, budget: int | None, context: int | None, placements: Placements, ngram_corpus: str | Path | None = None
+    ) -> None:
         self.path = path
         self.manifest: Manifest = open_bundle(path)
         placements.check_models(self.manifest.models)
@@ -126,6 +131,7 @@ class Engine:
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
+        self._corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
         import_onnxruntime()
         self._footprint = footprint(path, self.manifest)
@@ -423,6 +429,7 @@ class Engine:
             branches=target.branches,
             pass_ms=self._pass_cost(target.widths) if auto else None,
             draft_ms=lambda kind: self._costs.draft_ms[kind],
+            corpus=self._corpus,
             window=job.options.lookahead,
             kept={} if job.owner is None else self._kept.setdefault(job.owner, {}),
         )

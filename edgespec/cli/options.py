@@ -142,8 +142,11 @@ ENGINE_OPTIONS = (
     ),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
     *MEMORY_OPTIONS,
+    click.option(
+        "--ngram-corpus", metavar="FILE", help="Text in which the n-gram drafter looks for continuations, besides prompt and answer."
+    ),
 )
-ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers")
+ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers", "ngram_corpus")
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

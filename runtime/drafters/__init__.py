@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate, Guess
 from edgespec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from edgespec.runtime.drafters.corpus import Corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Resources:
             drafter's to choose.
         draft_ms: milliseconds of a step of the model of a kind.
         gate: says of token after token whether it pays; None where a number of tokens was asked for.
+        corpus: a text of the user's for the n-gram drafter, if there is one.
         window: W, N and G of Lookahead decoding, None for its own choice.
         kept: what drafters keep from one generation of a conversation to the next, by names of their own.
     """
@@ -102,6 +106,7 @@ class Resources:
     pass_ms: Callable[[int], float] | None = None
     draft_ms: Callable[[str], float] = lambda _: 0.0
     gate: Gate | None = None
+    corpus: Corpus | None = None
     window: tuple[int, int, int] | None = None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -190,7 +195,7 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.ngram import NGram
     from edgespec.runtime.drafters.tree import make_token_tree
 
-    register("ngram", lambda _: NGram())
+    register("ngram", NGram.of)
     register("draft", DraftModel.of, needs="draft")
     register("tree", make_token_tree, needs="draft", sizes_itself=True)
     register("lookahead", make_lookahead, sizes_itself=True)

@@ -58,6 +58,19 @@ class Growth:
         """What the next child of ``parent`` adds to the expected number of tokens if it has this chance."""
         return self._reached(parent) * min(chance, 1.0) * (1.0 if parent == self._first[-1] else self._worth)
 
+    def side_value_of(self, parent: int, chance: float) -> float:
+        """The same for a child after the first."""
+        return self._reached(parent) * min(chance, 1.0) * self._worth
+
+    @property
+    def first_path(self) -> list[int]:
+        """Its nodes, in order."""
+        return self._first[1:]
+
+    def chance(self, node: int) -> float:
+        """Of ``node`` once the target is at its parent."""
+        return self.chances[node] / self._reached(self.parents[node])
+
     def _reached(self, node: int) -> float:
         return self.chances[node] if node >= 0 else 1.0
 

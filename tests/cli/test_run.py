@@ -181,3 +181,13 @@ def test_a_prompt_stays_as_it_was_typed() -> None:
     assert read_prompt(" two  spaces\n") == " two  spaces\n"
     assert make_prompt("hi", None, None) == "hi"
     assert make_prompt("hi", "s", True) == [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+
+
+def test_a_corpus_for_the_ngram_drafter(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("abcdefghijklmnopqrstuvwxyz", encoding="utf-8")
+    words = ["ab", "--no-chat", "--max-new-tokens", 12, "--drafter", "ngram", "--draft-length", 3]
+    alone, helped = run_json(edgespec, bundle, *words), run_json(edgespec, bundle, *words, "--ngram-corpus", corpus)
+    assert helped["text"] == alone["text"]
+    assert helped["accepted"] > alone["accepted"]
+    assert_one_line_error(edgespec("run", bundle, *words, "--ngram-corpus", tmp_path / "none"), "n-gram corpus", "cannot be read")

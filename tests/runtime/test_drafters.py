@@ -13,50 +13,10 @@ from edgespec.runtime import drafters
 from edgespec.runtime.controller import FixedLength, Plan
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.draft_model import DraftModel
-from edgespec.runtime.drafters.ngram import LONGEST, SHORTEST, NGram
+from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.model import Model
 from edgespec.tree import DraftTree
-
-
-def naive_look_up(context: list[int], count: int) -> list[int]:
-    """The same rule by searching: the longest tail that occurred before, at its latest place."""
-    for size in range(min(LONGEST, len(context) - 1), SHORTEST - 1, -1):
-        for start in range(len(context) - size - 1, -1, -1):
-            if context[start : start + size] == context[-size:]:
-                text = list(context)
-                for _ in range(count):
-                    text.append(text[start + size + len(text) - len(context)])
-                return text[len(context) :]
-    return []
-
-
-def test_ngram_equals_a_search_on_growing_texts() -> None:
-    rng = np.random.default_rng(0)
-    found = 0
-    for _ in range(20):
-        drafter, context = NGram(), rng.integers(0, 4, 3).tolist()
-        for _ in range(40):
-            context.extend(rng.integers(0, 4, rng.integers(1, 4)).tolist())
-            proposal = drafter.propose(context, 5)
-            assert list(proposal.tokens) == naive_look_up(context, 5)
-            found += len(proposal) > 0
-    assert found > 400
-
-
-def test_ngram_goes_round_in_a_loop() -> None:
-    assert NGram().propose([9, 1, 2, 1, 2], 6).tokens == (1, 2, 1, 2, 1, 2)
-
-
-@pytest.mark.parametrize("context", [[], [1], [1, 1], [1, 2, 3, 4]])
-def test_ngram_misses(context: list[int]) -> None:
-    assert len(NGram().propose(context, 4)) == 0
-
-
-def test_ngram_looks_ahead_of_the_context() -> None:
-    assert NGram().look_up([1, 2, 3, 4, 5, 8], [2, 3], 3, 2) == [4, 5, 8]
-    assert NGram().look_up([1, 2, 3, 4, 5, 8], [3], 2, 2) == []
-    assert NGram().look_up([1, 2, 3, 4, 5, 8], [3], 2, 1) == [4, 5]
 
 
 @pytest.fixture
