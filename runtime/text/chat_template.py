@@ -1,19 +1,21 @@
 """Chat templates: Jinja texts that turn messages into a prompt. They come with the checkpoint, so they run in a sandbox.
 
 The environment is the one that transformers gives its templates: block trimming, loop controls, ``raise_exception``,
-``strftime_now``, a ``tojson`` that does not escape HTML, the tag ``generation``, and no tools and documents.
+``strftime_now``, a ``tojson`` that does not escape HTML, the tag ``generation``, and no tools and documents. Without jinja2 there is
+ChatML alone (:mod:`edgespec.runtime.text.chatml`).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edgespec.errors import BundleError, UsageError
 from edgespec.manifest import TokenizerSpec
+from edgespec.runtime.text.chatml import ChatMl
 
 Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -23,9 +25,23 @@ class ChatTemplate:
     """The compiled template of a bundle."""
 
     def __init__(self, bundle: Path, spec: TokenizerSpec) -> None:
-        import jinja2.sandbox
+        self._path = bundle / (spec.chat_template or "")
+        self._tokens = {"bos_token": spec.bos_token or "", "eos_token": spec.eos_token or ""}
+        try:
+            source = self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BundleError(f"{self._path}: not a chat template that can be read: {error}") from error
+        self._render = self._compile(source)
 
-        path = bundle / (spec.chat_template or "")
+    def _compile(self, source: str) -> Callable[[Sequence[Message]], str]:
+        """What turns messages into a prompt."""
+        try:
+            import jinja2.sandbox
+        except ImportError as error:
+            chatml = ChatMl.recognise(source)
+            if chatml is None:
+                raise BundleError(f"{self._path}: a chat template other than plain ChatML needs jinja2: pip install jinja2") from error
+            return chatml.render
         from edgespec.runtime.text.generation_tag import GenerationTag
 
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -34,12 +50,16 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._path = path
-        self._tokens = {"bos_token": spec.bos_token or "", "eos_token": spec.eos_token or ""}
         try:
-            self._template = environment.from_string(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
-            raise BundleError(f"{path}: not a chat template that can be read: {error}") from error
+            template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise BundleError(f"{self._path}: not a chat template that can be read: {error}") from error
+
+        def render(messages: Sequence[Message]) -> str:
+            given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": True}
+            return template.render(**given, **self._tokens)
+
+        return render
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the assistant's next message.
@@ -53,8 +73,7 @@ class ChatTemplate:
         for index, message in enumerate(messages):
             check_message(index, message)
         try:
-            given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None, "add_generation_prompt": True}
-            return self._template.render(**given, **self._tokens)
+            return self._render(messages)
         except _Refused as error:
             raise UsageError(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # a template can fail in any way that Python can

@@ -54,12 +54,12 @@ def make_lookup_bundle(
     table: Sequence[int] | np.ndarray | None = None,
     draft_table: Sequence[int] | np.ndarray | None = None,
     *,
-    chat: bool = False,
+    chat: bool | str = False,
     **changes: Any,
 ) -> Path:
     """A bundle whose target writes ``table[last token]``; a table is V next tokens, or the [V, V] logits themselves.
 
-    ``draft_table`` adds a draft model with that table. ``chat`` adds a chat template. ``changes`` are fields of
+    ``draft_table`` adds a draft model with that table. ``chat`` adds a chat template, a text this one. ``changes`` are fields of
     ModelSpec (capacity, max_width, ...) or of TokenizerSpec (eos_ids, prefix_ids, ...). Without a table it is the
     alphabet, with a as the answer to everything else.
     """
@@ -77,7 +77,7 @@ def make_attention_bundle(
     draft_noise: float | None = None,
     window: int | None = None,
     features: bool = False,
-    chat: bool = False,
+    chat: bool | str = False,
     **changes: Any,
 ) -> Path:
     """A bundle with a random two-layer decoder, its layers of different shapes.
@@ -95,7 +95,7 @@ def make_attention_bundle(
 
 
 def write_bundle(
-    path: Path, graphs: dict[str, onnx.ModelProto], layers: dict[str, tuple[KvLayer, ...]], *, chat: bool, **changes: Any
+    path: Path, graphs: dict[str, onnx.ModelProto], layers: dict[str, tuple[KvLayer, ...]], *, chat: bool | str, **changes: Any
 ) -> Path:
     """Write graphs, tokenizer and manifest; the format is the one of docs/bundle.md."""
     path.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def write_bundle(
     tokenizer = byte_tokenizer()
     tokenizer.save(str(path / "tokenizer.json"))
     if chat:
-        (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+        (path / "chat_template.jinja").write_text(CHAT_TEMPLATE if chat is True else chat, encoding="utf-8")
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     names = {field.name for field in dataclasses.fields(ModelSpec)}
     spec = ModelSpec(
