@@ -41,6 +41,7 @@ from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.plan import Plan, footprint
+from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.memory.size import parse_size
 from edgespec.runtime.model import Model
 from edgespec.runtime.models import Models
@@ -153,6 +154,7 @@ class Engine:
         self._lock = threading.Lock()
         """Held by the generation that is running: there is one set of caches."""
         self._stop_running: Callable[[], None] | None = None
+        self._trim_wanted = threading.Event()
         self._closed = False
         if budget is not None:
             self._load_at_once()
@@ -307,6 +309,37 @@ class Engine:
             raise UsageError("this bundle has no chat template: give the prompt as one text, without chat")
         return self.tokenizer.encode(self.chat_template.render(prompt), prefix=False)  # type: ignore[arg-type]
 
+    def trim(self) -> None:
+        """Give back memory that can be had again, on the system's low-memory signal and from any thread: draft models, rows of
+        conversations that wait, spare rows of the caches, buffers, and what the heap holds free.
+
+        The conversation in the cache stays. A generation that is running gives back all but its draft model before its next piece,
+        and that when it ends; what was given back is loaded or computed again when it is needed.
+        """
+        self._trim_wanted.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._give_back(drafts=True)
+            finally:
+                self._lock.release()
+
+    def _give_back(self, drafts: bool = False) -> None:
+        """For the holder of the lock."""
+        if drafts:
+            self._models.unload_drafts()
+            self._trim_wanted.clear()
+        self._swap.forget()
+        for model in self._models.loaded.values():
+            model.trim()
+        return_freed_memory()
+
+    def _make_room(self, proposer: Proposer, error: BaseException) -> str:
+        """Free all that the text which is being written can do without; what that was, in words."""
+        dropped = proposer.drop_models(error)
+        self._models.unload_drafts()
+        self._give_back()
+        return "dropped the draft model" if dropped else "freed what is not in use"
+
     def close(self) -> None:
         """Free the models. The engine cannot be used afterwards."""
         self._closed = True
@@ -368,10 +401,16 @@ class Engine:
             else:
                 model.keep(0)
             self._swap.made = options.exactness
-            blocks = generate_blocks(job.target, proposer, sampler, context, options.max_new_tokens, job.stats)
-            yield from pieces_of(blocks, self.tokenizer, options.stop, job.stats)
+            target = dataclasses.replace(job.target, relief=Relief(functools.partial(self._make_room, proposer), job.stats.degraded))
+            blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, job.stats)
+            for piece in pieces_of(blocks, self.tokenizer, options.stop, job.stats):
+                if self._trim_wanted.is_set():
+                    self._give_back()
+                yield piece
         finally:
             self._stop_running = None
+            if self._trim_wanted.is_set():
+                self._give_back(drafts=True)
             self._lock.release()
             log.debug("generation: %s", job.stats)
             if job.stats.speculation_off:

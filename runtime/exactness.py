@@ -69,6 +69,10 @@ class WidthRule:
         width = next((width for width in self.widths if width >= count), None)
         return width if width is not None and width <= room else None
 
+    def widest_or_least(self, most: int) -> int:
+        """The widest allowed width of at most ``most``, the narrowest of all if there is none."""
+        return self.widest(most) or self.widths[0]
+
     def widest(self, room: int) -> int:
         """The widest allowed width of at most ``room``, 0 if there is none."""
         return max((width for width in self.widths if width <= room), default=0)

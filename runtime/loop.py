@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from edgespec.errors import CapacityError
+from edgespec.errors import NO_MEMORY, CapacityError
 from edgespec.runtime.accept import Accepted, accept
 from edgespec.runtime.drafters import Round
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.exactness import WidthRule
+from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Text
 from edgespec.runtime.recheck import Recheck
@@ -39,6 +40,7 @@ class Target:
         branches: whether every branch of a tree may commit tokens, see :func:`edgespec.runtime.accept.accept`.
         stopped: asked before each pass; once true, the text ends.
         recheck: scores near-ties again where widths differ a little; None where they do not, or nobody minds.
+        relief: what is done when a pass finds no memory.
     """
 
     model: Model
@@ -49,6 +51,7 @@ class Target:
     branches: bool
     stopped: Callable[[], bool] = lambda: False
     recheck: Recheck | None = None
+    relief: Relief = dataclasses.field(default_factory=Relief)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +101,7 @@ def generate_blocks(
             yield STOPPED
             return
         started = time.perf_counter()
-        tree, width = propose(target, proposer, context, limit - stats.new_tokens - 1)
-        run_before = target.model.run_seconds
-        logits = verify(target, context, tree, width)
-        proposer.saw_pass(width, target.model.run_seconds - run_before)
+        tree, logits = propose_and_verify(target, proposer, context, limit - stats.new_tokens - 1)
         choices = logits[:, : target.vocabulary].argmax(axis=1) if proposer.reads_choices else None
         in_doubt = target.recheck.doubts(sampler) if target.recheck else None
         accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches, in_doubt=in_doubt)
@@ -146,13 +146,31 @@ def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats | No
 
 def run_chunk(target: Target, context: Sequence[int]) -> Floats:
     """Run as many of the tokens that are not in the cache as one pass takes; the logits [1, V] of the last of them."""
-    model = target.model
-    tokens = context[model.length : model.length + target.prefill_widths.widths[-1]]
-    room = model.capacity - model.length
-    width = target.prefill_widths.fit(len(tokens), room)
-    if width is None:  # Near the capacity there may be no room for so much padding.
-        tokens = tokens[: target.prefill_widths.widest(min(room, len(tokens)))]
-    return model.run(tokens, [len(tokens) - 1], width=width)
+    model, rule = target.model, target.prefill_widths
+    while True:
+        tokens = context[model.length : model.length + rule.widest_or_least(target.relief.widest)]
+        room = model.capacity - model.length
+        width = rule.fit(len(tokens), room)
+        if width is None:  # Near the capacity there may be no room for so much padding.
+            tokens = tokens[: rule.widest(min(room, len(tokens)))]
+        try:
+            return model.run(tokens, [len(tokens) - 1], width=width)
+        except NO_MEMORY as error:
+            target.relief.give_way(width or len(tokens), rule.widths[0], error)
+
+
+def propose_and_verify(target: Target, proposer: Proposer, context: Sequence[int], limit: int) -> tuple[DraftTree, Floats]:
+    """A tree of at most ``limit`` nodes, and the logits [1 + n, V] of the last token and of its n nodes."""
+    while True:
+        tree, width = propose(target, proposer, context, limit)
+        run_before = target.model.run_seconds
+        try:
+            logits = verify(target, context, tree, width)
+        except NO_MEMORY as error:
+            target.relief.give_way(width, target.widths.widths[0], error)
+            continue
+        proposer.saw_pass(width, target.model.run_seconds - run_before)
+        return tree, logits
 
 
 def propose(target: Target, proposer: Proposer, context: Sequence[int], limit: int) -> tuple[DraftTree, int]:
@@ -163,7 +181,7 @@ def propose(target: Target, proposer: Proposer, context: Sequence[int], limit: i
     model = target.model
     while True:
         room, pending = model.capacity - model.length, len(context) - model.length
-        widest = target.widths.widest(room)
+        widest = min(target.widths.widest(room), target.widths.widest_or_least(target.relief.widest))
         if pending <= widest and target.widths.fit(pending, room) is not None:
             break
         run_chunk(target, context[:-1])

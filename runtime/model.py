@@ -74,6 +74,13 @@ class Model(Rows):
         self._bindings: dict[tuple[int, int], Any] = {}
         self._offsets = np.arange(self.max_pass, dtype=np.int64)
 
+    def trim(self) -> None:
+        """Give back what the next pass can have again: spare rows of the cache, and buffers as large as the widest pass so far."""
+        self.discard_spare()
+        self._logits = np.zeros((0, self.spec.vocab_size), np.float32)
+        self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
+        self._bindings.clear()
+
     def run(
         self,
         tokens: Sequence[int],

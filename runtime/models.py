@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgespec.errors import NO_MEMORY, OutOfMemory
+from edgespec.errors import NO_MEMORY, CapacityError, OutOfMemory
 from edgespec.manifest import Manifest
 from edgespec.runtime.memory.plan import Settings, rows_of
 from edgespec.runtime.model import Model
@@ -59,9 +59,14 @@ class Models:
         try:
             for name in names:
                 self.get(name)
-        except NO_MEMORY as error:
+        except (*NO_MEMORY, CapacityError) as error:
             self.drop(names, f"there is no memory for it ({error or type(error).__name__})")
         return self.why_dropped(names) is None
+
+    def unload_drafts(self) -> None:
+        """Free the draft models; they are loaded again when they are needed."""
+        for name in [name for name in self.loaded if name != "target"]:
+            del self.loaded[name]
 
     def drop(self, names: Sequence[str], reason: str) -> None:
         """Do without draft models from now on."""

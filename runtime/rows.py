@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from edgespec.errors import CapacityError
 from edgespec.manifest import KvLayer, ModelSpec
+from edgespec.runtime.memory.measure import discard
 
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
 
@@ -111,6 +112,12 @@ class Rows:
             store[:, :, :count] = array
         self.tokens.extend(tokens)
         return True
+
+    def discard_spare(self) -> None:
+        """Give the memory of rows that are not valid back to the system; they are zeros again."""
+        for store in self._stores:
+            for head in store[0]:
+                discard(head[self.length :])
 
     def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these

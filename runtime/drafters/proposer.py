@@ -151,6 +151,7 @@ class Proposer:
         name, reason = source.drafter.name, f"there is no memory for it ({error or type(error).__name__})"
         self._passes, self._run_seconds = self._passes + source.drafter.passes, self._run_seconds + source.drafter.run_seconds
         self.sources = tuple(other for other in self.sources if other is not source)
+        self._asked = None if self._asked is source else self._asked
         self.dropped[name] = reason
         self._on_failure(name, reason)
 

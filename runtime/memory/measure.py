@@ -14,10 +14,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import mmap
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 TASK_VM_INFO = 22  # macOS, mach/task_info.h
+MADV_DONTNEED = 4  # Linux, sys/mman.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
 
 
@@ -66,6 +71,21 @@ def return_freed_memory(threshold: int | None = None) -> None:
             libc.mallopt(M_MMAP_THRESHOLD, threshold)
             libc.mallopt(M_TRIM_THRESHOLD, threshold)
         libc.malloc_trim(0)
+
+
+def discard(array: npt.NDArray[Any]) -> None:
+    """Give the whole pages inside a contiguous ``array``, which lies in a private mapping without a file, back to the system.
+
+    They are zeros afterwards. Where the system is not Linux nothing happens.
+    """
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if not sys.platform.startswith("linux") or size <= 0:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        libc.madvise(start, size, MADV_DONTNEED)
 
 
 def _of_linux() -> Usage:
