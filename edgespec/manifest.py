@@ -114,6 +114,24 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
+class StaticGraph:
+    """A graph of fixed shapes: ``width`` new tokens, of which ``rows`` get logits."""
+
+    graph: str
+    width: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticProfile:
+    """A model once more, as graphs of fixed shapes in ascending width, over ``capacity`` cache rows (docs/providers.md). They
+    point into the model's own files of weights."""
+
+    capacity: int
+    graphs: tuple[StaticGraph, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """One model of the bundle: a graph that obeys the graph contract of docs/architecture.md.
 
@@ -126,7 +144,8 @@ class ModelSpec:
     A draft head has the input ``features``, ``features`` columns wide: the taps of the target that ``reads`` names, side by
     side. Without layers it keeps no cache and ranks tokens for each row by itself (docs/architecture.md). ``token_ids`` is a
     file that gives the target's id for each of the model's own, int32, where these differ. ``accuracy`` is, for each of the
-    heads, how often its token of each rank was the target's.
+    heads, how often its token of each rank was the target's. ``profiles`` are other
+    graphs of the same model by name, such as "npu".
     """
 
     architecture: str
@@ -148,6 +167,7 @@ class ModelSpec:
     features: int | None = None
     token_ids: str | None = None
     accuracy: tuple[tuple[float, ...], ...] | None = None
+    profiles: dict[str, StaticProfile] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,6 +370,28 @@ def _check(manifest: Manifest, where: str) -> None:
         )
         _check_heads(manifest, name, need)
         need_file(model.token_ids, f"{field}.token_ids")
+        for profile, static in (model.profiles or {}).items():
+            place = f"{field}.profiles.{_plain(profile)}"
+            need(
+                bool(_MODEL_NAME.fullmatch(profile)),
+                f"{field}.profiles",
+                profile,
+                "is not a name of lower-case letters, digits, '_' and '-'",
+            )
+            need(0 < static.capacity <= model.capacity, f"{place}.capacity", static.capacity, "is not within the model's capacity")
+            need(0 < len(static.graphs) <= 100, f"{place}.graphs", len(static.graphs), "graphs are out of range")
+            for index, graph in enumerate(static.graphs):
+                least = static.graphs[index - 1].width if index else 0
+                need_file(graph.graph, f"{place}.graphs[{index}].graph")
+                need(
+                    least < graph.width <= static.capacity,
+                    f"{place}.graphs[{index}].width",
+                    graph.width,
+                    "is not ascending within the capacity",
+                )
+                need(0 < graph.rows <= graph.width, f"{place}.graphs[{index}].rows", graph.rows, "is not within the width")
+            whole = any(graph.rows == graph.width for graph in static.graphs)
+            need(whole, f"{place}.graphs", len(static.graphs), "graphs and none of them with logits for every row")
         for width, cost in (model.pass_ms or {}).items():
             need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")

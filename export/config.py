@@ -12,6 +12,8 @@ WEIGHT_TYPES = ("int4", "int8", "mixed", "keep", "fp32")
 METHODS = ("gptq", "search", "rtn")
 DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
+PROFILES = ("cpu", "npu")
+NPU_WIDTHS = (1, 5, 64)
 LAYERS_PREFIX = "layers:"
 
 
@@ -26,6 +28,8 @@ class ExportConfig:
     in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
+    ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
+    numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
     """
 
     target: str
@@ -46,6 +50,8 @@ class ExportConfig:
     method: str | None = None
     calibration: Path | None = None
     target_size: int | None = None
+    profiles: tuple[str, ...] = ()
+    npu_widths: tuple[int, ...] = NPU_WIDTHS
 
     def __post_init__(self) -> None:
         for name in ("weights", "draft_weights"):
@@ -64,6 +70,12 @@ class ExportConfig:
             raise UsageError(f"--method: {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.target_size is not None and (self.weights != "mixed" or self.target_size < 1):
             raise UsageError("--target-size: needs --weights mixed and a positive number of bytes")
+        for profile in self.profiles:
+            if profile not in PROFILES:
+                raise UsageError(f"--profile: {profile!r} is unknown; choose one of {', '.join(PROFILES)}")
+        widths = self.npu_widths
+        if len(widths) < 3 or list(widths) != sorted(set(widths)) or not 1 <= widths[0] <= widths[-1] <= 1024:
+            raise UsageError(f"--npu-widths: {widths} are not three or more ascending widths such as 1,5,64, the last one for prompts")
         early_exit_layers(self.draft)
 
     def method_for(self, weights: str) -> str:

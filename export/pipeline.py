@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from edgespec import __version__
 from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, CheckpointError, UsageError
-from edgespec.export import parity
+from edgespec.export import parity, static_profile
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
@@ -29,13 +29,14 @@ from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.measure import measure_target
-from edgespec.export.passes import pipeline
+from edgespec.export.passes import pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
 from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.staging import check_output, staged
 from edgespec.export.standins import dense_experts
+from edgespec.export.static_profile import NPU, static_sizes, write_graphs
 from edgespec.export.stored import StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
@@ -121,6 +122,9 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> 
     config = prepared.config
     check_output(output, config.force)
     draft_decoder = _open_draft(prepared, draft)
+    for decoder in (prepared.target, draft_decoder):
+        if decoder is not None and NPU in config.profiles:
+            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
     with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, draft, draft_decoder)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -169,6 +173,15 @@ def _write_model(
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
     ir.save(model, folder / f"{name}.onnx")
+    profiles = None
+    if NPU in config.profiles:
+        pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in static_sizes(config.npu_widths, prepared.capacity)}
+
+        def fill(graph: ir.Graph) -> None:
+            weights.fill(graph, decoder.checkpoint, None, choice.ready, choice.method)
+
+        profiles = {NPU: write_graphs(folder, name, decoder.traced.model, pipelines, fill)}
+        weights.flush()
     origin, traced = decoder.checkpoint.origin, decoder.traced
     spec = ModelSpec(
         architecture=decoder.checkpoint.config.get_text_config().model_type,
@@ -183,6 +196,7 @@ def _write_model(
         source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
         hidden_states=len(taps) * traced.hidden_size or None,
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
+        profiles=profiles,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
@@ -245,6 +259,9 @@ def _prove(
             decoder.proven[key] = parity.check(name, graph, spec, stored, original, sequences)
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
+    if spec.profiles:
+        with _step(f"{name}: comparing the profiles", config.quiet):
+            static_profile.prove(graph.parent, spec, kind, name, sequences)
     return dataclasses.replace(spec, fidelity=fidelity)
 
 

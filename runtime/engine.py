@@ -47,7 +47,8 @@ from edgespec.runtime.model import Model
 from edgespec.runtime.models import Models
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placements, Providers, Threads
+from edgespec.runtime.placement import Placements, Profile, Providers, Threads
+from edgespec.runtime.profiles import with_profiles
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import bytes_per_row
 from edgespec.runtime.sampling import Sampler, make_sampler
@@ -89,6 +90,7 @@ def load(
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
+    profile: Profile | None = None,
     threads: Threads | None = None,
     ngram_corpus: str | Path | None = None,
 ) -> Engine:
@@ -103,6 +105,7 @@ def load(
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
+        profile: which of the bundle's graphs to run, "cpu" or "npu", also by model; by default the one that the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
         ngram_corpus: a text file in which the n-gram drafter looks for continuations, besides prompt and text.
 
@@ -115,7 +118,7 @@ def load(
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise UsageError(f"context: {context!r} is not a number of tokens from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
-    placements = Placements.of(providers, threads, provider_options, strict_providers)
+    placements = Placements.of(providers, threads, provider_options, strict_providers, profile)
     return Engine(find_bundle(path), budget=budget, context=context, placements=placements, ngram_corpus=ngram_corpus)
 
 
@@ -126,8 +129,12 @@ class Engine:
         self, path: Path, *, budget: int | None, context: int | None, placements: Placements, ngram_corpus: str | Path | None = None
     ) -> None:
         self.path = path
-        self.manifest: Manifest = open_bundle(path)
-        placements.check_models(self.manifest.models)
+        manifest = open_bundle(path)
+        placements.check_models(manifest.models)
+        placements = placements.with_usual_graphs(name for name, spec in manifest.models.items() if spec.reads)  # heads have no others
+        profiles = {name: placements.of_model(name).profile for name in manifest.models}
+        self.manifest: Manifest = with_profiles(manifest, profiles)
+        """The bundle's, with the limits of the graphs that are used."""
         self.placements = placements
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target

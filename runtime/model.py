@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats, Hidden, Rows, fill_bias, zeroed
+from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
 from edgespec.runtime.session import Choice, failure, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
@@ -57,6 +57,7 @@ class Model(Rows):
         self.max_pass = min(capacity, max(chunk, spec.max_width))
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)
+        self.sessions = [self._session]
         _check_contract(graph, self._session, spec)
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
@@ -195,11 +196,6 @@ class Model(Rows):
             bind(f"past_key_values.{name}", cache, list(cache.shape))
             binding.bind_output(f"present.{name}", "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
         return binding
-
-
-def bias_name(window: int | None) -> str:
-    """The graph input with the bias for layers of this window."""
-    return "attention_bias" if window is None else f"attention_bias_window_{window}"
 
 
 def feature_inputs(spec: ModelSpec) -> dict[str, int]:

@@ -12,6 +12,7 @@ from edgespec.manifest import Manifest
 from edgespec.runtime.memory.plan import Settings, rows_of
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placements
+from edgespec.runtime.profiles import open_model
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,12 @@ class Models:
             raise OutOfMemory(f"{name}: {self.dropped[name]}")
         if name not in self.loaded:
             spec = self._manifest.models[name]
-            place = self._placements.of_model(name)
-            self.loaded[name] = Model(
-                self._path / spec.graph,
+            self.loaded[name] = open_model(
+                self._path,
                 dataclasses.replace(spec, max_width=min(spec.max_width, self._settings.width)),
+                self._placements.of_model(name),
                 capacity=rows_of(name, self._manifest, self._settings),
-                threads=place.threads,
-                providers=place.providers,
                 alone=not self._manifest.models.keys() - {"target"} - self.dropped.keys(),
-                strict=place.strict,
                 chunk=self._settings.chunk,
             )
         return self.loaded[name]

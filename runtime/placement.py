@@ -13,23 +13,26 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
-from edgespec.runtime.providers import choose, provider
+from edgespec.runtime.providers import DYNAMIC, choose, provider
 from edgespec.runtime.session import CPU, Choice, default_threads
 
 EVERY = "*"  # stands for models that are not named
 _ITEM = re.compile(r"(?:([a-z][a-z0-9_-]*)=)?([A-Za-z0-9:]+)")
 
 Providers = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+Profile = str | Mapping[str, str]
 Threads = int | str | Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one model runs. ``providers`` are in order of preference; with ``strict`` none but these may run any of it."""
+    """Where one model runs, and which of its graphs. ``providers`` are in order of preference; with ``strict`` none but these may run
+    any of it."""
 
     providers: tuple[Choice, ...]
     threads: int
     strict: bool = False
+    profile: str = DYNAMIC
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Placements:
 
     providers: Mapping[str, tuple[Choice, ...]]
     threads: Mapping[str, int]
+    profiles: Mapping[str, str]
     strict: bool = False
 
     @classmethod
@@ -47,6 +51,7 @@ class Placements:
         threads: Threads | None = None,
         options: Mapping[str, Mapping[str, str]] | None = None,
         strict: bool = False,
+        profile: Profile | None = None,
     ) -> Placements:
         """Check what was asked for.
 
@@ -55,6 +60,7 @@ class Placements:
             threads: of a pass; the cores that the process may use for None.
             options: ONNX Runtime's provider options by the provider's name.
             strict: refuse a model of which a part would run on another provider than those named.
+            profile: which of the bundle's graphs; what the first provider can run for None.
 
         Raises:
             UsageError: not a placement, or a provider that is not installed.
@@ -70,23 +76,30 @@ class Placements:
         }
         if strict:
             _check_strict(chosen)
-        return cls({EVERY: (CPU,), **chosen}, {EVERY: default_threads(), **_threads(threads)}, strict)
+        profiles = {} if profile is None else {model: found[-1] for model, found in _by_model("profile", profile).items()}
+        return cls({EVERY: (CPU,), **chosen}, {EVERY: default_threads(), **_threads(threads)}, profiles, strict)
 
     def check_models(self, models: Iterable[str]) -> None:
         """Refuse the name of a model that the bundle does not have."""
         models = sorted(models)
-        for what, named in (("providers", self.providers), ("threads", self.threads)):
+        for what, named in (("providers", self.providers), ("threads", self.threads), ("profile", self.profiles)):
             for name in named:
                 if name != EVERY and name not in models:
                     raise UsageError(f"{what}: the bundle has no model {name!r}; it has {', '.join(models)}")
 
+    def with_usual_graphs(self, models: Iterable[str]) -> Placements:
+        """The same, but these models run the graph that every model has, unless they were named with another."""
+        return dataclasses.replace(self, profiles={**dict.fromkeys(models, DYNAMIC), **self.profiles})
+
     def of_model(self, name: str) -> Placement:
-        return Placement(self.providers.get(name, self.providers[EVERY]), self.threads.get(name, self.threads[EVERY]), self.strict)
+        providers = self.providers.get(name, self.providers[EVERY])
+        profile = self.profiles.get(name, self.profiles.get(EVERY, provider(providers[0].name).profile))
+        return Placement(providers, self.threads.get(name, self.threads[EVERY]), self.strict, profile)
 
     @property
     def key(self) -> str:
         """All of it in one line: what measurements depend on."""
-        return repr((sorted(self.providers.items()), sorted(self.threads.items())))
+        return repr([sorted(part.items()) for part in (self.providers, self.threads, self.profiles)])
 
 
 def _by_model(what: str, value: Providers) -> dict[str, list[str]]:

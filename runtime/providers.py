@@ -18,6 +18,7 @@ from edgespec.errors import UsageError
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.session import Choice, first_line
 
+DYNAMIC = "cpu"  # the profile that every bundle has: one graph for passes of any width
 DEVICES = ("npu", "gpu", "cpu")  # of a plug-in that serves several, the first of these is taken unless one is named
 
 
@@ -30,19 +31,21 @@ class Provider:
         name: ONNX Runtime's.
         get: what to do where it is missing.
         plugin: the module that brings it, if it is a plug-in.
+        profile: the graphs of a bundle that it can run.
     """
 
     short: str
     name: str
     get: str
     plugin: str | None = None
+    profile: str = DYNAMIC
 
 
 KNOWN = (
     Provider("cpu", "CPUExecutionProvider", "pip install onnxruntime"),
     Provider("cuda", "CUDAExecutionProvider", "pip uninstall onnxruntime, then pip install onnxruntime-gpu; needs an NVIDIA driver"),
     Provider("coreml", "CoreMLExecutionProvider", "pip install onnxruntime on macOS, whose wheel has it"),
-    Provider("qnn", "QNNExecutionProvider", "pip install onnxruntime-qnn", plugin="onnxruntime_qnn"),
+    Provider("qnn", "QNNExecutionProvider", "pip install onnxruntime-qnn", plugin="onnxruntime_qnn", profile="npu"),
     Provider("openvino", "OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),
     Provider(
         "webgpu",

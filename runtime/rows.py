@@ -137,6 +137,11 @@ class Rows:
         return Hidden(trunk, ~sees[before:], positions)
 
 
+def bias_name(window: int | None) -> str:
+    """The graph input with the bias for layers of this window."""
+    return "attention_bias" if window is None else f"attention_bias_window_{window}"
+
+
 def fill_bias(bias: Floats, positions: npt.NDArray[np.int64], hidden: Hidden | None, window: int | None, masked: float = MASKED) -> None:
     """Set ``bias`` [S, T] to ``masked`` where a new row must not see another, else to 0.
 

@@ -18,6 +18,14 @@ METHODS = click.Choice(["gptq", "search", "rtn"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
 
 
+def widths(_context: click.Context, _param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Numbers between commas; which ones make sense is the exporter's to check."""
+    try:
+        return tuple(int(number) for number in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} are not numbers between commas, such as 1,5,64") from error
+
+
 @click.command(short_help="Turn a checkpoint and a draft into a bundle.")
 @click.argument("target")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to make for the bundle.")
@@ -32,6 +40,14 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
 @click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
 @click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
+@click.option("--profile", "profiles", multiple=True, type=click.Choice(["cpu", "npu"]), help="Graphs to add for other providers.")
+@click.option(
+    "--npu-widths",
+    callback=widths,
+    default="1,5,64",
+    show_default=True,
+    help="With --profile npu: tokens of a pass of plain decoding, of verification (K + 1), and of a chunk of the prompt.",
+)
 @click.option(
     "--max-kl", type=float, help="Fail if an exported model (target or draft) diverges more than this from the original, in nats."
 )

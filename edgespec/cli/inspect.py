@@ -10,7 +10,7 @@ import click
 
 from edgespec.bundle import open_bundle
 from edgespec.cli.bundle_argument import BUNDLE
-from edgespec.cli.output import facts, fidelity_facts, human_bytes, print_json, printable, table
+from edgespec.cli.output import facts, fidelity_facts, human_bytes, indent, print_json, printable, table
 from edgespec.manifest import DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation
 
 
@@ -44,7 +44,7 @@ def describe(bundle: Path, manifest: Manifest) -> str:
             ("exactness", exactness_text(manifest)),
         ]
     )
-    models = [f"{name}\n{_indent(facts(model_facts(model)))}" for name, model in manifest.models.items()]
+    models = [f"{name}\n{indent(facts(model_facts(model)))}" for name, model in manifest.models.items()]
     files = table([(file.name, human_bytes(file.size), file.sha256[:12]) for file in manifest.files], ("file", "size", "sha256"))
     return "\n\n".join([head, *models, files])
 
@@ -96,7 +96,3 @@ def exactness_text(manifest: Manifest) -> str:
         return "not measured at export; the runtime tests it on this machine"
     widths = ", ".join(map(str, exactness.widths))
     return f"{exactness.grade} for widths {widths} (on {exactness.machine}, ONNX Runtime {exactness.onnxruntime})"
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

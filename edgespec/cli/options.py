@@ -140,13 +140,14 @@ ENGINE_OPTIONS = (
         metavar="PROVIDER.KEY=VALUE",
         help="An option of ONNX Runtime for a provider, such as qnn.htp_performance_mode=burst.",
     ),
+    click.option("--profile", metavar="cpu|npu", help="Which of the bundle's graphs; what the provider can run unless given."),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
     *MEMORY_OPTIONS,
     click.option(
         "--ngram-corpus", metavar="FILE", help="Text in which the n-gram drafter looks for continuations, besides prompt and answer."
     ),
 )
-ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers", "ngram_corpus")
+ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers", "profile", "ngram_corpus")
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

@@ -77,6 +77,17 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def indent(text: str) -> str:
+    """``text`` two columns to the right."""
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def note(text: str) -> None:
+    """What is being done, on a line of the terminal that the next note overwrites; nothing in a pipe."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
 def on_terminal() -> bool:
     return sys.stdout.isatty()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from edgespec.bundle import check_hashes, open_bundle
 from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.options import ENGINE_OPTIONS, open_engine, with_options
-from edgespec.cli.output import human_bytes, print_json, progress, table
+from edgespec.cli.output import human_bytes, note, print_json, progress, table
 
 if TYPE_CHECKING:
     from edgespec.runtime import VerifyReport
@@ -87,9 +86,3 @@ def ranges(numbers: tuple[int, ...]) -> str:
         else:
             groups.append([number])
     return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
-
-
-def note(text: str) -> None:
-    """What is being done, on a line of the terminal that the next note overwrites; nothing in a pipe."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)

@@ -5,6 +5,7 @@ One file is one pass with one job. :func:`pipeline` is the order, with the reaso
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from edgespec.errors import EdgespecError
 from edgespec.export.passes.cancel_layout import CancelLayout
 from edgespec.export.passes.constant_shapes import ConstantShapes
 from edgespec.export.passes.early_exit import EarlyExit
+from edgespec.export.passes.fix_shapes import FixShapes
 from edgespec.export.passes.flatten_heads import FlattenHeads
 from edgespec.export.passes.fold_layout import FoldLayout
 from edgespec.export.passes.fold_offsets import FoldOffsets
@@ -27,6 +29,8 @@ from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
 from edgespec.export.passes.pack_attention import PackAttention
 from edgespec.export.passes.remove_markers import RemoveMarkers
+from edgespec.export.passes.static_attention import StaticAttention
+from edgespec.export.passes.tabulate_angles import TabulateAngles
 from edgespec.export.passes.tap_features import TapFeatures
 from edgespec.export.passes.tidy import Tidy
 from edgespec.export.recipe import Plan, Scheme
@@ -42,6 +46,15 @@ class Pipeline(ir.passes.Sequential):
             if isinstance(error.__cause__, EdgespecError):
                 raise error.__cause__ from None
             raise
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticSizes:
+    """S new tokens, R rows with logits and C rows of cache of a graph of fixed shapes."""
+
+    width: int
+    rows: int
+    capacity: int
 
 
 def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0, taps: Sequence[str] = ()) -> Pipeline:
@@ -72,4 +85,33 @@ def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity
         LowerExperts(plan.default),
         LowerWeights(plan),
         Tidy(),  # what the rewrites left over
+    )
+
+
+def static_pipeline(plan: Plan | Scheme | None, early_exit: int | None, sizes: StaticSizes, taps: Sequence[str] = ()) -> Pipeline:
+    """The passes for a graph of fixed shapes out of standard operators, which is what an NPU's compiler takes. Arguments and
+    order are those of :func:`pipeline` where nothing is said."""
+    plan = Plan.of(plan)
+    cut = [EarlyExit(early_exit)] if early_exit is not None else []
+    tapped = [TapFeatures(taps)] if taps else []
+    return Pipeline(
+        *cut,
+        *tapped,
+        RemoveMarkers(),
+        ConstantShapes(),
+        Tidy(),
+        FoldLayout(),
+        FoldOffsets(),
+        FusePartialRotary(),
+        CancelLayout(),  # heads stay an axis: the cache is joined along rows of [1, heads, S, D]
+        MergeProjections(plan),  # as in the other graphs, so that the weights are the same bytes
+        LowerNorm(standard=True),
+        LowerRotary(),
+        StaticAttention(),
+        Tidy(),  # so that all layers have the very same angles
+        TabulateAngles(sizes.capacity),
+        LowerExperts(plan.default),
+        LowerWeights(plan, standard=True),
+        FixShapes(sizes.width, sizes.rows, sizes.capacity),  # last: other passes tell the tokens' axis by its being dynamic
+        Tidy(),
     )

@@ -13,7 +13,7 @@ from edgespec.export.passes.base import GraphPass, constant, dialect_nodes, repl
 
 
 class LowerRotary(GraphPass):
-    """Needs ``Rotary`` nodes on ``[1, S, heads * D]`` (FlattenHeads)."""
+    """Needs ``Rotary`` nodes on ``[1, S, heads * D]`` (after FlattenHeads) or ``[1, heads, S, D]``."""
 
     def edit(self, graph: ir.Graph) -> bool:
         nodes = list(dialect_nodes(graph, "Rotary"))
@@ -25,11 +25,11 @@ class LowerRotary(GraphPass):
             width, rotary = shape[-1], angles[-1]
             assert width is not None
             assert rotary is not None
-            heads = node.attributes["num_heads"].as_int()
+            heads = node.attributes["num_heads"].as_int() if len(shape) == 3 else 1
             layout = node.attributes["angles"].as_string()
             rotary *= 2 if layout == "once" else 1
             attributes = {
-                "num_heads": heads,
+                "num_heads": heads if len(shape) == 3 else 0,
                 "rotary_embedding_dim": rotary if rotary != width // heads else 0,
                 "interleaved": node.attributes["interleaved"].as_int(),
             }

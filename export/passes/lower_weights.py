@@ -21,11 +21,13 @@ ACCURACY_LEVEL = 4
 
 
 class LowerWeights(GraphPass):
-    """``plan`` says how each matrix is quantised; None keeps all of them float."""
+    """``plan`` says how each matrix is quantised; None keeps all of them float. ``standard`` writes float products with operators
+    of ONNX itself."""
 
-    def __init__(self, plan: Plan | Scheme | None) -> None:
+    def __init__(self, plan: Plan | Scheme | None, standard: bool = False) -> None:
         super().__init__()
         self.plan = Plan.of(plan)
+        self.standard = standard
 
     def edit(self, graph: ir.Graph) -> bool:
         linears, embeddings = list(dialect_nodes(graph, "Linear")), list(dialect_nodes(graph, "Embedding"))
@@ -46,6 +48,10 @@ class LowerWeights(GraphPass):
         assert matrix is not None
         recipe = get_recipe(matrix)
         scheme = self.plan.of_recipe(recipe) if recipe else None
+        if scheme is None and self.standard:
+            turned = ir.node("Transpose", [matrix], {"perm": (1, 0)})  # of a constant: done once, when the graph is loaded
+            graph.insert_before(node, turned)
+            return ir.node("MatMul", [x, turned.outputs[0]])
         if scheme is None:
             return ir.node("FusedMatMul", [x, matrix], {"transB": 1}, domain=MICROSOFT, version=1)
         rows, columns = fixed_shape(matrix)

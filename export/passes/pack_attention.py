@@ -8,15 +8,10 @@ A layer that does not match (norms between, partial rotary, no rotary) stays as 
 
 from __future__ import annotations
 
-import copy
-
-import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
-from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op, only_user
-
-MAX_TABLE_BYTES = 8 * 2**20  # a table lies in the graph file itself
+from edgespec.export.passes.base import MICROSOFT, GraphPass, is_op, only_user
+from edgespec.export.passes.rotary_tables import rotary_tables
 
 
 class PackAttention(GraphPass):
@@ -36,7 +31,7 @@ class PackAttention(GraphPass):
             packed, cos, sin, interleaved = found
             key = (str(cos.name), str(sin.name))
             if key not in tables:
-                tables[key] = self._tables(graph, cos, sin)
+                tables[key] = rotary_tables(graph, cos, sin, self.capacity)
             table = tables[key]
             if table is None:
                 continue
@@ -49,24 +44,6 @@ class PackAttention(GraphPass):
             node.attributes["rotary_interleaved"] = ir.AttrInt64("rotary_interleaved", interleaved)
             changed = True
         return changed
-
-    def _tables(self, graph: ir.Graph, cos: ir.Value, sin: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-        """Constants ``[capacity, R/2]`` of both, None when they depend on more than the positions or are too large."""
-        try:
-            part = ir.convenience.extract(graph, ["position_ids"], [str(cos.name), str(sin.name)])
-        except ValueError:  # it reads other inputs too
-            return None
-        if any(value.const_value is None for value in part.initializers.values()):
-            return None
-        model = ir.Model(part, ir_version=10)
-        model.graph.opset_imports.update({name: version for name, version in graph.opset_imports.items() if name not in part.opset_imports})
-        session = ort.InferenceSession(ir.to_proto(copy.copy(model)).SerializeToString(), providers=["CPUExecutionProvider"])
-        found = session.run(None, {"position_ids": np.arange(self.capacity)[None]})
-        if sum(table.nbytes for table in found) > MAX_TABLE_BYTES:
-            return None
-        names = [f"{value.name}_by_position" for value in (cos, sin)]
-        first, second = (constant(graph, name, np.ascontiguousarray(table[0])) for name, table in zip(names, found, strict=True))
-        return first, second
 
 
 def _matching(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, int] | None:

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.bundle import describe_file
 from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation, Source, TokenizerSpec
-from edgespec.runtime.model import bias_name
+from edgespec.runtime.rows import bias_name
 
 EOS, USER, ASSISTANT = 256, 257, 258
 VOCAB = 259

@@ -135,6 +135,7 @@ def test_strict_providers_refuse_a_fallback(attention_bundle: Path) -> None:
     load(attention_bundle, providers="cpu", strict_providers=True).close()
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_provider_that_does_not_start_is_not_replaced_silently(attention_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU build without a driver does: the provider is listed, and the session comes up without it."""
     everywhere = dataclasses.replace(KNOWN[1], plugin=None)

@@ -1,0 +1,55 @@
+"""Which graphs of a bundle run: the one that every model has, for passes of any width, or those of another profile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from edgespec.errors import BundleError
+from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.placement import Placement
+from edgespec.runtime.providers import DYNAMIC
+from edgespec.runtime.static_model import StaticModel
+
+
+def with_profiles(manifest: Manifest, profiles: Mapping[str, str]) -> Manifest:
+    """The manifest with the limits of the graphs that ``profiles`` names by model.
+
+    Raises:
+        BundleError: a model has no such profile.
+    """
+    specs = {name: spec if profiles[name] == DYNAMIC else static_spec(spec, profiles[name], name) for name, spec in manifest.models.items()}
+    return dataclasses.replace(manifest, models=specs)
+
+
+def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
+    """The model ``name`` with the limits of this profile: its capacity, and the widest pass that has logits for every row."""
+    found = (spec.profiles or {}).get(profile)
+    if found is None:
+        raise BundleError(
+            f"the bundle has no {profile} profile of its {name}; export it with --profile {profile}, or run its usual graph with "
+            f"--profile {name}={DYNAMIC}"
+        )
+    widest = max(graph.width for graph in found.graphs if graph.rows == graph.width)
+    return dataclasses.replace(spec, capacity=found.capacity, max_width=widest, pass_ms=None)
+
+
+def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int, alone: bool = True, chunk: int = PREFILL_WIDTH) -> Model:
+    """Load a model of a bundle; ``spec`` is that of :func:`with_profiles`. Graphs of fixed shapes have their own capacity and chunk."""
+    if place.profile == DYNAMIC:
+        return Model(
+            folder / spec.graph,
+            spec,
+            capacity=capacity,
+            threads=place.threads,
+            providers=place.providers,
+            alone=alone,
+            strict=place.strict,
+            chunk=chunk,
+        )
+    assert spec.profiles is not None
+    # The same verbs with the same meaning, which is all that anybody asks of a model.
+    return cast("Model", StaticModel(folder, spec, spec.profiles[place.profile], place, alone=alone))

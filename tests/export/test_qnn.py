@@ -1,0 +1,105 @@
+"""The npu profile on Qualcomm's HTP emulator, which comes in the package onnxruntime-qnn for Linux on x86-64.
+
+It computes in 16-bit floats, as the chip does, so its logits are compared by their spread and texts only with its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.manifest import read_manifest
+from edgespec.runtime import load
+from edgespec.runtime.assignment import assignment
+from edgespec.runtime.model import Model
+from edgespec.runtime.placement import Placements
+from edgespec.runtime.profiles import open_model, static_spec
+from edgespec.runtime.session import make_session
+from tests.export.conftest import export
+from tests.export.test_families import IDS, Reference
+from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the package onnxruntime-qnn"),
+]
+HALF = 1e-2  # rms error of logits over their spread that 16-bit floats may cost
+QNN = "QNNExecutionProvider"
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    """rms difference over the spread of what is wanted."""
+    return float(np.sqrt(np.square(found - wanted).mean()) / wanted.std())
+
+
+def open_on_qnn(bundle: Path) -> Model:
+    place = Placements.of("qnn", threads=1, strict=True).of_model("target")
+    assert place.profile == "npu", "the provider chooses the profile"
+    return open_model(bundle, static_spec(read_manifest(bundle).target, "npu", "target"), place, capacity=CAPACITY)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3_text"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("qnn") / "checkpoint", request.param)
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Path:
+    return export(checkpoint, checkpoint.parent / "bundle", draft="layers:2", profiles=("npu",), npu_widths=(1, 5, 16)).output
+
+
+def test_every_node_is_on_the_npu_and_logits_are_torchs(checkpoint: Path, bundle: Path) -> None:
+    """Strict: the session would not come up with a node elsewhere. A prompt in chunks, a tree of which a branch is kept, one by one."""
+    model, reference = open_on_qnn(bundle), Reference(checkpoint)
+    wanted = reference(IDS[:40])
+    assert distance(model.run(IDS[:16], [0, 7, 15]), wanted[[0, 7, 15]]) < HALF
+    assert distance(model.run(IDS[16:20], range(4)), wanted[16:20]) < HALF
+    tree = model.run([IDS[20], 7, IDS[21], IDS[22]], range(4), (-1, 0, 0, 2))
+    assert distance(tree[[0, 2, 3]], wanted[20:23]) < HALF
+    assert distance(tree[1], reference([*IDS[:21], 7])[-1]) < HALF
+    model.keep_path(20, (0, 2, 3))
+    for position in range(23, 26):
+        assert distance(model.run([IDS[position]], [0])[0], wanted[position]) < HALF
+
+
+def test_speculation_on_the_npu_writes_its_plain_text(bundle: Path) -> None:
+    with load(bundle, providers="qnn", strict_providers=True, threads=1) as engine:
+        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True)
+        for drafter in ("ngram", "draft"):
+            found = engine.generate(IDS[:20], drafter=drafter, draft_length=3, max_new_tokens=20, ignore_eos=True)
+            assert found.token_ids == plain.token_ids, (drafter, engine.exactness)
+
+
+def test_a_target_on_the_npu_with_a_draft_on_the_cpu(bundle: Path) -> None:
+    with load(bundle, providers="target=qnn,draft=cpu", threads=1) as engine:
+        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True)
+        found = engine.generate(IDS[:20], drafter="draft", draft_length=3, max_new_tokens=20, ignore_eos=True)
+    assert found.token_ids == plain.token_ids
+
+
+def test_a_target_on_the_cpu_with_a_draft_on_the_npu(bundle: Path) -> None:
+    with load(bundle, threads=1) as engine:
+        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True)
+    with load(bundle, providers="draft=qnn", threads=1) as engine:
+        found = engine.generate(IDS[:20], drafter="draft", draft_length=3, max_new_tokens=20, ignore_eos=True)
+    assert found.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantised_products_are_on_the_npu(checkpoint: Path, tmp_path: Path, weights: str) -> None:
+    """Only the look-up of embeddings is not: every node of the decoder's blocks is, over the same bytes as in the usual graph."""
+    bundle = export(checkpoint, tmp_path / "bundle", weights=weights, max_kl=9.0, profiles=("npu",), npu_widths=(1, 5, 16)).output
+    place = Placements.of("qnn", threads=1).of_model("target")
+    found = assignment(make_session(bundle / "target.npu.5.onnx", 1, place.providers))
+    assert found is not None
+    assert found.pop("CPUExecutionProvider") == {"GatherBlockQuantized": 1}
+    assert found.keys() == {QNN}
+    assert found[QNN]["MatMulNBits"] == 13
+    spec = static_spec(read_manifest(bundle).target, "npu", "target")
+    npu = open_model(bundle, spec, place, capacity=CAPACITY)
+    cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
+    found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
+    assert distance(found_logits, wanted) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
