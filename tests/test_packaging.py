@@ -17,6 +17,7 @@ FOLDERS = {
     "edgespec": "edgespec",
     "export": "edgespec/export",
     "runtime": "edgespec/runtime",
+    "android_demo/demo": "edgespec/demo",
     "optimum_register": "optimum/commands/register",
 }
 FORBIDDEN = ("torch", "transformers", "onnx", "optimum", "onnxscript", "onnx_ir", "safetensors", "gguf", "edgespec.export", "edgespec.cli")
@@ -28,8 +29,8 @@ def files_on_disk() -> set[str]:
     for folder, package in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
             inside = path.relative_to(ROOT / folder)
-            through_link = folder == "edgespec" and inside.parts[0] in ("export", "runtime")
-            if path.is_file() and not through_link and (path.suffix in (".py", ".jsonl") or path.name == "py.typed"):
+            through_link = folder == "edgespec" and inside.parts[0] in ("export", "runtime", "demo")
+            if path.is_file() and not through_link and (path.suffix in (".py", ".jsonl", ".html") or path.name == "py.typed"):
                 found.add(f"{package}/{inside.as_posix()}")
     return found
 
@@ -84,7 +85,7 @@ def test_optimum_finds_the_command_in_the_wheel(wheel: Path, tmp_path: Path) -> 
 
 def test_every_folder_of_python_files_is_a_package() -> None:
     """A missing __init__.py would still be packed, as a namespace, but mypy and pytest would treat it otherwise."""
-    folders = {path.parent for folder in ("edgespec", "export", "runtime") for path in (ROOT / folder).rglob("*.py")}
+    folders = {path.parent for folder in ("edgespec", "export", "runtime", "android_demo/demo") for path in (ROOT / folder).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
@@ -110,8 +111,8 @@ def reaches(imported: str, module: str) -> bool:
 
 
 def light_files() -> list[Path]:
-    """The runtime and the core that it shares with the exporter: everything but edgespec/cli and export/."""
-    return sorted([*(ROOT / "runtime").rglob("*.py"), *(ROOT / "edgespec").glob("*.py")])
+    """The runtime, the demo, and the core that the exporter shares: everything but edgespec/cli and export/."""
+    return sorted([*(ROOT / "runtime").rglob("*.py"), *(ROOT / "android_demo" / "demo").rglob("*.py"), *(ROOT / "edgespec").glob("*.py")])
 
 
 def test_the_runtime_never_imports_the_exporters_libraries() -> None:
@@ -135,6 +136,6 @@ def test_the_scan_sees_every_form_of_import(tmp_path: Path) -> None:
 
 def test_the_two_halves_import_absolutely() -> None:
     """`import export` works from the repository root and fails once installed."""
-    paths = [path for folder in ("export", "runtime", "edgespec") for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for folder in ("export", "runtime", "edgespec", "android_demo/demo") for path in (ROOT / folder).rglob("*.py")]
     wrong = [f"{path}: {name}" for path in paths for name in imports_of(path) if reaches(name, "export") or reaches(name, "runtime")]
     assert wrong == []

@@ -23,6 +23,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
+from edgespec.cli.demo import demo
 from edgespec.cli.doctor import doctor
 from edgespec.cli.export import export
 from edgespec.cli.inspect import inspect
@@ -46,7 +47,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, inspect, plan, verify, bench, doctor, push, quickstart):
+for command in (export, run, chat, demo, inspect, plan, verify, bench, doctor, push, quickstart):
     cli.add_command(command)
 
 
