@@ -197,8 +197,9 @@ class Engine:
         log.info("self-test of this machine: %s, widths %s, largest difference %.2g", found.grade, found.widths, found.difference)
         return found
 
-    def remeasure(self) -> None:
-        """Measure costs again, and forget how often drafted tokens were accepted."""
+    def remeasure(self) -> bool:
+        """Measure costs again, and forget how often drafted tokens were accepted. False if the machine was busy; such costs serve
+        this engine but are not kept."""
         self._check_idle()
         calibration.forget_costs(self._key)
         for name in ("_costs", "_running_costs"):
@@ -207,7 +208,7 @@ class Engine:
         self._chat_policies.clear()
         self._last_policies.clear()
         self._known_acceptance = {}
-        _ = self._running_costs
+        return self._running_costs.start.quiet
 
     def keep_learnt(self) -> dict[str, Acceptance]:
         """Store how often tokens of each drafter are accepted, as far as it is known, so that later engines for this bundle begin
@@ -220,6 +221,11 @@ class Engine:
     def cost_curve(self) -> dict[int, float]:
         """Milliseconds of a target pass by width, measured on this machine."""
         return dict(self._costs.target_ms)
+
+    def exact_pass_ms(self, count: int) -> float:
+        """Milliseconds, as measured, of a target pass of ``count`` tokens under "exact", which pads it to a width that is proven."""
+        widths = self._target(GenerationOptions()).widths
+        return self._costs.of_width(widths.fit(count, self.capacity) or count)
 
     @property
     def draft_cost(self) -> dict[str, float]:

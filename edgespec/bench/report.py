@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.bench.charts import as_svg, draw_acceptance, draw_costs, legend, new_axes
 from edgespec.bench.measure import BASE, Measured
-from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.runtime import Piece
@@ -39,6 +38,7 @@ def html_report(measured: Measured, facts: dict[str, Any], costs: dict[int, floa
         for category in (None, *measured.categories)
     )
     known = "".join(f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items())
+    acceptance = {arm: shares for arm in measured.answers if (shares := measured.acceptance_by_position(arm))}
     skipped = "".join(f"<li>{html.escape(reason)}</li>" for reason in measured.skipped)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -48,9 +48,9 @@ def html_report(measured: Measured, facts: dict[str, Any], costs: dict[int, floa
 <table><tr><th></th>{header}</tr>{rows}</table>
 {speedup_chart(measured)}
 <h2>Cost of a pass</h2><p class="note">Milliseconds of a target pass by the number of tokens in it.</p>
-{cost_chart(costs)}
+{chart(draw_costs, costs)}
 <h2>Acceptance</h2><p class="note">Share of the drafted tokens that were accepted, by their position in the draft.</p>
-{acceptance_chart(measured)}
+{chart(draw_acceptance, acceptance)}
 <h2>A sample</h2><p class="note">Tokens that were drafted and accepted are marked.</p><pre>{coloured(sample)}</pre>
 {f"<h2>Left out</h2><ul>{skipped}</ul>" if skipped else ""}
 </body></html>
@@ -66,7 +66,7 @@ def coloured(sample: Sequence[Piece]) -> str:
 
 def speedup_chart(measured: Measured) -> str:
     """Bars by category, one colour for each arm; the line is plain decoding."""
-    figure, axes = _axes()
+    figure, axes = new_axes()
     arms = [arm for arm in measured.answers if arm != BASE]
     for index, arm in enumerate(arms):
         heights = [measured.speedup(arm, category) for category in measured.categories]
@@ -75,46 +75,12 @@ def speedup_chart(measured: Measured) -> str:
     axes.axhline(1.0, color="#5a6472", linewidth=1)
     axes.set_xticks(range(len(measured.categories)), measured.categories, rotation=30, ha="right")
     axes.set_ylabel("times plain decoding")
-    axes.legend(frameon=False, ncols=len(arms), loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
+    legend(axes)
+    return as_svg(figure)
 
 
-def acceptance_chart(measured: Measured) -> str:
-    """A line for each arm that drafts."""
-    figure, axes = _axes()
-    for arm in measured.answers:
-        if shares := measured.acceptance_by_position(arm):
-            axes.plot(list(shares), list(shares.values()), marker="o", label=arm)
-    axes.set_xlabel("position in the draft")
-    axes.set_ylabel("accepted")
-    axes.set_ylim(0, 1.05)
-    if axes.lines:
-        axes.legend(frameon=False, ncols=len(axes.lines), loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
-
-
-def cost_chart(costs: dict[int, float]) -> str:
-    figure, axes = _axes()
-    axes.plot(list(costs), list(costs.values()), marker="o")
-    axes.set_xlabel("tokens in the pass")
-    axes.set_ylabel("ms")
-    axes.set_ylim(bottom=0)
-    return _svg(figure)
-
-
-def _axes() -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EdgespecError("the report's charts need matplotlib: pip install 'edgespec[bench]'") from error
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Any) -> str:
-    out = io.StringIO()
-    figure.savefig(out, format="svg")
-    text = out.getvalue()
-    return text[text.index("<svg") :]
+def chart(draw: Callable[[Any, Any], None], data: Any) -> str:
+    """``data`` as ``draw`` puts it on axes."""
+    figure, axes = new_axes()
+    draw(axes, data)
+    return as_svg(figure)

@@ -31,6 +31,7 @@ from edgespec.cli.plan import plan
 from edgespec.cli.push import push
 from edgespec.cli.quickstart import quickstart
 from edgespec.cli.run import run
+from edgespec.cli.tune import tune
 from edgespec.cli.verify import verify
 from edgespec.errors import EdgespecError
 
@@ -47,7 +48,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, demo, inspect, plan, verify, bench, doctor, push, quickstart):
+for command in (export, run, chat, demo, inspect, plan, verify, bench, tune, doctor, push, quickstart):
     cli.add_command(command)
 
 

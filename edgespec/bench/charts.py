@@ -1,0 +1,91 @@
+"""Charts, drawn with matplotlib, which only the bench extra brings."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import EdgespecError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.bench.tune import Tuning
+
+FORMATS = (".svg", ".png")
+
+
+def new_axes(columns: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes, several beside one another for more than one column."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise EdgespecError("charts need matplotlib: pip install 'edgespec[bench]'") from error
+    figure = Figure(figsize=(max(9, 5 * columns), 3.6), layout="constrained")
+    axes = figure.subplots(1, columns)
+    for each in axes if columns > 1 else [axes]:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def as_svg(figure: Any) -> str:
+    """The figure as an element that can stand in a page."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg")
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def check_chart_file(path: Path, option: str) -> None:
+    """Refuse, before any work, a file that could not be written or drawn in the end."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"{option}: {path}: a chart is written as {' or '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: {path.parent}: no such folder")
+    new_axes()
+
+
+def legend(axes: Any) -> None:
+    """Names of the lines and bars above the axes, if there are any."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def draw_costs(axes: Any, costs: dict[int, float]) -> None:
+    """Milliseconds of a target pass by width."""
+    axes.plot(list(costs), list(costs.values()), marker="o")
+    axes.set_xlabel("tokens in the pass")
+    axes.set_ylabel("ms")
+    axes.set_ylim(bottom=0)
+
+
+def draw_acceptance(axes: Any, by_position: dict[str, dict[int, float]]) -> None:
+    """A line for each drafter: share of its tokens that are accepted, by position."""
+    for name, shares in by_position.items():
+        axes.plot(list(shares), list(shares.values()), marker="o", label=name)
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted")
+    axes.set_ylim(0, 1.05)
+    legend(axes)
+
+
+def write_tuning_chart(path: Path, tuning: Tuning) -> None:
+    """Costs, acceptance and expected speed, beside one another; the best length of each drafter is marked.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    figure, (costs, acceptance, speed) = new_axes(3)
+    draw_costs(costs, tuning.pass_ms)
+    draw_acceptance(acceptance, {found.name: dict(enumerate(found.by_position, 1)) for found in tuning.drafters})
+    for found in tuning.drafters:
+        (line,) = speed.plot(range(len(found.speedups)), found.speedups, label=found.name)
+        speed.plot([found.best_length], [max(found.speedups)], marker="o", color=line.get_color())
+    speed.axhline(1.0, color="#5a6472", linewidth=1)
+    speed.set_xlabel("draft length")
+    speed.set_ylabel("expected, times plain decoding")
+    speed.set_ylim(bottom=0)
+    legend(speed)
+    try:
+        figure.savefig(path, dpi=144)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
