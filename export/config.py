@@ -30,6 +30,7 @@ class ExportConfig:
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
     numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
+    ``ort_format`` writes graphs in ONNX Runtime's own format.
     """
 
     target: str
@@ -52,6 +53,7 @@ class ExportConfig:
     target_size: int | None = None
     profiles: tuple[str, ...] = ()
     npu_widths: tuple[int, ...] = NPU_WIDTHS
+    ort_format: bool = False
 
     def __post_init__(self) -> None:
         for name in ("weights", "draft_weights"):

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from edgespec import __version__
 from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, CheckpointError, UsageError
-from edgespec.export import parity, static_profile
+from edgespec.export import ort_format, parity, static_profile
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
@@ -152,6 +152,9 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
             models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
     _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
+    if config.ort_format:
+        with _step("converting to ONNX Runtime's format", config.quiet):
+            models = ort_format.convert(folder, models, sequences[0])
     files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
     manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files, exactness)
     return parse_manifest(manifest.to_json(), where=MANIFEST_NAME)
