@@ -48,17 +48,16 @@ class Measured:
         return sum(one["ids"] == other["ids"] for one, other in zip(self.answers[arm][0], self.answers[base][0], strict=True))
 
 
-def measure(workers: dict[str, Worker], prompts: list[list[int]], new_tokens: int, rounds: int) -> Measured:
+def measure(workers: dict[Arm, Worker], prompts: list[list[int]], new_tokens: int, rounds: int) -> Measured:
     """Ask every engine every question in every round; the engines take turns question by question."""
-    arms = [(name, mode) for name, worker in workers.items() for mode in worker.modes]
-    answers: dict[Arm, list[list[dict[str, Any]]]] = {arm: [] for arm in arms}
+    answers: dict[Arm, list[list[dict[str, Any]]]] = {arm: [] for arm in workers}
     for number in range(rounds + 1):
-        batch: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in arms}
+        batch: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in workers}
         for ids in prompts if number else prompts[:2]:  # round 0 warms up
-            for name, mode in arms:
-                batch[name, mode].append(workers[name].ask(mode, ids, new_tokens))
+            for arm, worker in workers.items():
+                batch[arm].append(worker.ask(arm[1], ids, new_tokens))
         if number:
-            for arm in arms:
+            for arm in workers:
                 answers[arm].append(batch[arm])
     return Measured(answers, [len(ids) for ids in prompts], new_tokens)
 
@@ -87,26 +86,28 @@ def main(gguf: Path, prompts: Path, questions: int | None, engines: tuple[str, .
     lengths = measured.lengths
     click.echo(
         f"{machine_name()}, {setting.threads} threads, {setting.weights} block {setting.block}; "
-        f"{', '.join(worker.engine for worker in workers.values())}"
+        f"{', '.join(dict.fromkeys(worker.engine for worker in workers.values()))}"
     )
     click.echo(
         f"{len(asked)} prompts of {min(lengths)} to {max(lengths)} tokens, {settings['new_tokens']} new tokens, greedy, "
         f"{settings['rounds']} rounds"
     )
-    reference = "onnxruntime-genai" if "onnxruntime-genai" in workers else next(iter(workers))
-    click.echo(table(measured, workers, (reference, "plain")))
+    reference = ("onnxruntime-genai", "plain")
+    click.echo(table(measured, workers, reference if reference in workers else next(iter(workers))))
     if json_file:
         json_file.write_text(json.dumps({": ".join(arm): rows for arm, rows in measured.answers.items()}))
-    for worker in workers.values():
+    for worker in set(workers.values()):
         worker.close()
 
 
-def start(setting: Setting, names: Sequence[str]) -> dict[str, Worker]:
-    """A worker for every engine that can be had; of the others the reason is told."""
-    workers = {}
+def start(setting: Setting, names: Sequence[str]) -> dict[Arm, Worker]:
+    """The worker of every mode of every engine that can be had; of the others the reason is told."""
+    workers: dict[Arm, Worker] = {}
     for name in names:
         try:
-            workers[name] = Worker(ENGINES[name](setting))
+            for command in ENGINES[name](setting):
+                worker = Worker(command)
+                workers |= {(name, mode): worker for mode in worker.modes}
         except (Unavailable, OSError) as error:
             click.echo(f"{name}: left out: {error}", err=True)
     if not workers:
@@ -114,13 +115,13 @@ def start(setting: Setting, names: Sequence[str]) -> dict[str, Worker]:
     return workers
 
 
-def table(measured: Measured, workers: dict[str, Worker], reference: Arm) -> str:
+def table(measured: Measured, workers: dict[Arm, Worker], reference: Arm) -> str:
     """A row per arm: medians, and the median over answers of the ratio to the reference's answer to the same question."""
     head = f"{'':34}{'decode':>10}{'ratio':>8}{'prefill':>10}{'ratio':>8}{'equal to plain':>16}{'peak MB':>9}{'load s':>8}"
     lines = [head, f"{'':34}{'tokens/s':>10}{'':8}{'tokens/s':>10}"]
     for arm in measured.answers:
         decode, prefill = measured.decode(arm), measured.prefill(arm)
-        worker = workers[arm[0]]
+        worker = workers[arm]
         lines.append(
             f"{' '.join(arm):34}{median(decode):10.1f}{ratio(decode, measured.decode(reference)):8.2f}"
             f"{median(prefill):10.0f}{ratio(prefill, measured.prefill(reference)):8.2f}"

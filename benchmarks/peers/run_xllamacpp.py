@@ -1,4 +1,4 @@
-"""llama.cpp as a worker, through xllamacpp's wheel: ``run_xllamacpp.py GGUF THREADS``.
+"""llama.cpp as a worker, through xllamacpp's wheel: ``run_xllamacpp.py GGUF THREADS plain|n-gram``.
 
 Its answers carry the text and not the token ids, so texts are what is compared.
 """
@@ -14,7 +14,7 @@ from worker import Answer, serve
 start = time.perf_counter()
 import xllamacpp  # noqa: E402
 
-THREADS = int(sys.argv[2])
+THREADS, MODE = int(sys.argv[2]), sys.argv[3]
 DRAFTED, NGRAM = 3, 3
 
 
@@ -29,16 +29,16 @@ def server(*, ngram: bool) -> Any:
     return xllamacpp.Server(params)
 
 
-servers = {"plain": server(ngram=False), "n-gram": server(ngram=True)}
+engine = server(ngram=MODE == "n-gram")
 loaded = time.perf_counter() - start
 
 
-def generate(mode: str, ids: list[int], new_tokens: int) -> Answer:
+def generate(ids: list[int], new_tokens: int) -> Answer:
     request = {"prompt": ids, "n_predict": new_tokens, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False, "stream": False}
-    answer = servers[mode].handle_completions(request)
+    answer = engine.handle_completions(request)
     timings = answer["timings"]
     # The first token comes with the prompt's pass.
     return list(answer["choices"][0]["text"].encode()), timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
 
 
-serve("llama.cpp (xllamacpp)", loaded, {mode: lambda ids, count, mode=mode: generate(mode, ids, count) for mode in servers})
+serve("llama.cpp (xllamacpp)", loaded, {MODE: generate})
