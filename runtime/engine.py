@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from edgespec.bundle import bundle_key, open_bundle
-from edgespec.errors import UsageError
+from edgespec.errors import BundleError, UsageError
 from edgespec.hub import find_bundle
 from edgespec.manifest import Manifest
 from edgespec.runtime import calibration, cost, drafters
@@ -38,9 +38,10 @@ from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
-from edgespec.runtime.memory.degrade import fit
+from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.measure import return_freed_memory
-from edgespec.runtime.memory.plan import Plan, footprint
+from edgespec.runtime.memory.pack_cache import open_packs
+from edgespec.runtime.memory.plan import Plan, Settings, footprint
 from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.memory.size import parse_size
 from edgespec.runtime.model import Model
@@ -62,6 +63,7 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 MEASURED_ROWS = 512  # more than any measurement fills
+KEPT_BLOCKS = 2**22  # memory blocks below this size stay with the process when they are freed, so that passes are quick
 OWN_BLOCKS = 2**17  # under a budget, memory blocks from this size on go back to the system when they are freed
 BUSY = "this engine is generating already; finish or close that generation first"
 
@@ -93,6 +95,7 @@ def load(
     profile: Profile | None = None,
     threads: Threads | None = None,
     ngram_corpus: str | Path | None = None,
+    pack_cache: bool = True,
 ) -> Engine:
     """Open a bundle.
 
@@ -108,6 +111,7 @@ def load(
         profile: which of the bundle's graphs to run, "cpu" or "npu", also by model; by default the one that the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
         ngram_corpus: a text file in which the n-gram drafter looks for continuations, besides prompt and text.
+        pack_cache: keep packed weights in the user's cache folder, as files that are mapped (:mod:`edgespec.runtime.memory.pack_cache`).
 
     Raises:
         BundleError: the bundle is missing, damaged or newer than this version.
@@ -119,14 +123,22 @@ def load(
         raise UsageError(f"context: {context!r} is not a number of tokens from 1")
     budget = None if memory_budget is None else parse_size(memory_budget)
     placements = Placements.of(providers, threads, provider_options, strict_providers, profile)
-    return Engine(find_bundle(path), budget=budget, context=context, placements=placements, ngram_corpus=ngram_corpus)
+    found = find_bundle(path)
+    return Engine(found, budget=budget, context=context, placements=placements, ngram_corpus=ngram_corpus, pack_cache=pack_cache)
 
 
 class Engine:
     """See the module. Made by :func:`load`; use it in a ``with`` statement, or call ``close``."""
 
     def __init__(
-        self, path: Path, *, budget: int | None, context: int | None, placements: Placements, ngram_corpus: str | Path | None = None
+        self,
+        path: Path,
+        *,
+        budget: int | None,
+        context: int | None,
+        placements: Placements,
+        ngram_corpus: str | Path | None = None,
+        pack_cache: bool = True,
     ) -> None:
         self.path = path
         manifest = open_bundle(path)
@@ -144,11 +156,17 @@ class Engine:
         import_onnxruntime()
         self._footprint = footprint(path, self.manifest)
         wanted = self._footprint.widest(context)
-        self._planned = None if budget is None else fit(self._footprint, wanted, budget)
+        packs = self._open_packs(pack_cache)
+        self._planned: Plan | None = None
+        if budget is not None:
+            self._planned, packs = self._fit(wanted, budget, packs)
+        elif packs:
+            self._footprint = self._footprint.with_packs()
         self.settings = self._planned.settings if self._planned else wanted
         self.capacity = self.settings.context
         dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
-        self._models = Models(path, self.manifest, self.settings, placements, dropped)
+        own_blocks = KEPT_BLOCKS if budget is None else OWN_BLOCKS
+        self._models = Models(path, self.manifest, self.settings, placements, dropped=dropped, packs=packs, own_blocks=own_blocks)
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         caches = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in ("target", *self.settings.drafts))
         self._swap = Swap(self._models.loaded, caches if budget is None else max(0, budget - self.plan.ceiling))
@@ -172,6 +190,22 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The values of the option ``drafter`` that this engine can run."""
         return tuple(name for name in drafters.available(self.manifest) if self._why_dropped(name) is None)
+
+    def _open_packs(self, wanted: bool) -> dict[str, Path]:
+        """Graphs with saved packs, where they are wanted and of use."""
+        if not wanted or not self.placements.are_usual(self.manifest.models):
+            return {}
+        try:
+            return open_packs(self.path, self.manifest, self._footprint.weights)
+        except BundleError:  # of a graph that ONNX Runtime will refuse, with its own words
+            return {}
+
+    def _fit(self, wanted: Settings, budget: int, packs: dict[str, Path]) -> tuple[Plan, dict[str, Path]]:
+        """The plan within ``budget``, and ``packs``: none where something would have to be given up for them."""
+        if packs:
+            plan, useful = fit_with_packs(self._footprint, wanted, budget)
+            return plan, packs if useful else {}
+        return fit(self._footprint, wanted, budget), {}
 
     @functools.cached_property
     def plan(self) -> Plan:

@@ -77,7 +77,7 @@ class Model(Rows):
 
     def trim(self) -> None:
         """Give back what the next pass can have again: spare rows of the cache, and buffers as large as the widest pass so far."""
-        self.discard_spare()
+        super().trim()
         self._logits = np.zeros((0, self.spec.vocab_size), np.float32)
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
         self._bindings.clear()

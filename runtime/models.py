@@ -7,8 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edgespec.errors import NO_MEMORY, CapacityError, OutOfMemory
+from edgespec.errors import NO_MEMORY, BundleError, CapacityError, OutOfMemory, RuntimeFailure
 from edgespec.manifest import Manifest
+from edgespec.runtime.memory.pack_cache import forget_packs, zeroed_blocks
 from edgespec.runtime.memory.plan import Settings, rows_of
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placements
@@ -18,15 +19,33 @@ log = logging.getLogger(__name__)
 
 
 class Models:
-    """The target, and draft models as long as there is memory for them. ``dropped`` are those that are not used, and why."""
+    """The target, and draft models as long as there is memory for them.
 
-    def __init__(self, path: Path, manifest: Manifest, settings: Settings, placements: Placements, dropped: Mapping[str, str]) -> None:
+    Args:
+        dropped: draft models that are not used, and why.
+        packs: graphs with saved packs, used in place of the bundle's.
+        own_blocks: once one of these is loaded, memory blocks from this size on are mapped on their own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        settings: Settings,
+        placements: Placements,
+        *,
+        dropped: Mapping[str, str],
+        packs: Mapping[str, Path],
+        own_blocks: int,
+    ) -> None:
         self.loaded: dict[str, Model] = {}
         self.dropped = dict(dropped)
         self._path = path
         self._manifest = manifest
         self._settings = settings
         self._placements = placements
+        self._packs = dict(packs)
+        self._own_blocks = own_blocks
 
     def get(self, name: str) -> Model:
         """The model of that name in the manifest.
@@ -37,16 +56,33 @@ class Models:
         if name in self.dropped:
             raise OutOfMemory(f"{name}: {self.dropped[name]}")
         if name not in self.loaded:
-            spec = self._manifest.models[name]
-            self.loaded[name] = open_model(
-                self._path,
-                dataclasses.replace(spec, max_width=min(spec.max_width, self._settings.width)),
-                self._placements.of_model(name),
-                capacity=rows_of(name, self._manifest, self._settings),
-                alone=not self._manifest.models.keys() - {"target"} - self.dropped.keys(),
-                chunk=self._settings.chunk,
-            )
+            self.loaded[name] = self._load(name)
         return self.loaded[name]
+
+    def _load(self, name: str) -> Model:
+        packed = self._packs.get(name)
+        if packed is not None:
+            try:
+                with zeroed_blocks(self._own_blocks):
+                    return self._open(name, packed)
+            except (RuntimeFailure, BundleError) as error:
+                if isinstance(error, OutOfMemory):
+                    raise
+                log.warning("%s cannot be used and is made again the next time: %s", packed, error)
+                forget_packs(packed)
+                self._packs.clear()
+        return self._open(name, self._path / self._manifest.models[name].graph)
+
+    def _open(self, name: str, graph: Path) -> Model:
+        spec = self._manifest.models[name]
+        return open_model(
+            graph.parent,
+            dataclasses.replace(spec, graph=graph.name, max_width=min(spec.max_width, self._settings.width)),
+            self._placements.of_model(name),
+            capacity=rows_of(name, self._manifest, self._settings),
+            alone=not self._manifest.models.keys() - {"target"} - self.dropped.keys(),
+            chunk=self._settings.chunk,
+        )
 
     def why_dropped(self, names: Sequence[str]) -> str | None:
         """Why one of these models is not used, if so."""

@@ -96,6 +96,10 @@ class Placements:
         profile = self.profiles.get(name, self.profiles.get(EVERY, provider(providers[0].name).profile))
         return Placement(providers, self.threads.get(name, self.threads[EVERY]), self.strict, profile)
 
+    def are_usual(self, models: Iterable[str]) -> bool:
+        """Whether all of them run the graph that every model has, on the CPU."""
+        return all(place.providers == (CPU,) and place.profile == DYNAMIC for place in map(self.of_model, models))
+
     @property
     def key(self) -> str:
         """All of it in one line: what measurements depend on."""

@@ -113,7 +113,7 @@ class Rows:
         self.tokens.extend(tokens)
         return True
 
-    def discard_spare(self) -> None:
+    def trim(self) -> None:
         """Give the memory of rows that are not valid back to the system; they are zeros again."""
         for store in self._stores:
             for head in store[0]:

@@ -123,6 +123,7 @@ OTHERS = (
 )  # fmt: skip
 MEMORY_OPTIONS = (
     click.option("--memory-budget", metavar="SIZE", help="Most memory that the process may take, as 500MB or 1.5GiB."),
+    click.option("--pack-cache/--no-pack-cache", default=True, help="Keep packed weights as files in the cache folder, and map them."),
     click.option("--context", type=click.IntRange(1), help="Tokens of prompt and text to have room for; all that the bundle has."),
 )
 ENGINE_OPTIONS = (
@@ -147,7 +148,10 @@ ENGINE_OPTIONS = (
         "--ngram-corpus", metavar="FILE", help="Text in which the n-gram drafter looks for continuations, besides prompt and answer."
     ),
 )
-ENGINE_KEYWORDS = ("memory_budget", "context", "threads", "providers", "provider_options", "strict_providers", "profile", "ngram_corpus")
+ENGINE_KEYWORDS = (
+    "memory_budget", "context", "pack_cache", "threads", "providers", "provider_options", "strict_providers",
+    "profile", "ngram_corpus",
+)  # fmt: skip
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.bundle import open_bundle
-from edgespec.runtime.memory.degrade import fit
+from edgespec.runtime.memory.degrade import fit, fit_with_packs
+from edgespec.runtime.memory.pack_cache import are_useful
 from edgespec.runtime.memory.plan import Plan, footprint
 from edgespec.runtime.memory.size import parse_size
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.text.tokenizer import Tokenizer
 
 
-def plan_bundle(bundle: Path, *, memory_budget: int | str | None = None, context: int | None = None) -> Plan:
+def plan_bundle(bundle: Path, *, memory_budget: int | str | None = None, context: int | None = None, pack_cache: bool = True) -> Plan:
     """What :func:`edgespec.load` would do with these arguments.
 
     Raises:
@@ -26,4 +27,7 @@ def plan_bundle(bundle: Path, *, memory_budget: int | str | None = None, context
     import_onnxruntime()
     found = footprint(bundle, manifest)
     del tokenizer  # it had to be there while the process was measured
-    return fit(found, found.widest(context), budget)
+    wanted = found.widest(context)
+    if pack_cache and are_useful(found.weights):
+        return fit_with_packs(found, wanted, budget)[0]
+    return fit(found, wanted, budget)

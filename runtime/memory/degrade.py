@@ -92,6 +92,19 @@ def fit(footprint: Footprint, wanted: Settings, budget: int | None) -> Plan:
     )
 
 
+def fit_with_packs(footprint: Footprint, wanted: Settings, budget: int | None) -> tuple[Plan, bool]:
+    """The plan, and whether packed weights should be in files: not if something would have to be given up for it.
+
+    Such packs are no private memory, but loading takes more for a moment.
+    """
+    try:
+        packed = fit(footprint.with_packs(), wanted, budget)
+    except CapacityError:
+        return fit(footprint, wanted, budget), False
+    plain = fit(footprint, wanted, budget)
+    return (packed, True) if packed.settings == plain.settings else (plain, False)
+
+
 def _hand_back(step: Step, settings: Settings, wanted: Settings, fits: Callable[[Settings], bool]) -> Settings:
     """The most of ``wanted`` in this step's fields that fits beside the rest of ``settings``."""
     if "draft_window" in step.fields and not settings.drafts:

@@ -92,8 +92,8 @@ def _of_linux() -> Usage:
     status = _status()
     rollup = _fields(Path("/proc/self/smaps_rollup"))
     resident = rollup.get("Rss") or status.get("VmRSS", 0)
-    dirty = rollup.get("Private_Dirty", 0) + rollup.get("Shared_Dirty", 0) if rollup else status.get("RssAnon", 0)
-    return Usage(resident, dirty, max(0, resident - dirty), status.get("VmHWM", 0))
+    private = rollup.get("Anonymous", status.get("RssAnon", 0))  # not the dirty pages: a file that was just written has some, too
+    return Usage(resident, private, max(0, resident - private), status.get("VmHWM", 0))
 
 
 def _status() -> dict[str, int]:

@@ -35,6 +35,7 @@ HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give
 ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix product makes
 TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
 INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
+FAULT_AROUND = 2**17  # bytes that Linux maps before and after the packs of a matrix in a file
 SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
 TEST_COPIES = 2  # of a pass's logits during the self-test
 
@@ -103,15 +104,23 @@ class Plan:
 
 
 class Footprint:
-    """Predicts what a bundle's models take in this process. ``held`` is what the process holds already."""
+    """Predicts what a bundle's models take in this process. ``held`` is what the process holds already,
+    ``packs`` says that packed weights are pages of files (:mod:`edgespec.runtime.memory.pack_cache`)."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, held: Part) -> None:
+    def __init__(self, bundle: Path, manifest: Manifest, held: Part, packs: bool = False) -> None:
         self._bundle = bundle
+        self._packs = packs
         self._manifest = manifest
         self._held = held
 
+    def with_packs(self) -> Footprint:
+        """The same with packed weights in files."""
+        other = Footprint(self._bundle, self._manifest, self._held, packs=True)
+        other.__dict__["weights"] = self.weights
+        return other
+
     @functools.cached_property
-    def _weights(self) -> dict[str, GraphWeights]:
+    def weights(self) -> dict[str, GraphWeights]:
         """Read when first needed: without a budget nothing depends on them."""
         names = ("target", *self.widest().drafts)
         return {name: read_weights(self._bundle / self._manifest.models[name].graph) for name in names}
@@ -139,28 +148,30 @@ class Footprint:
         work = self._working(names, settings)
         parts = (self._held, Part("libraries", evictable=LIBRARIES), *weights, *caches, *work)
         fixed = self._held.total + LIBRARIES + sum(part.total for part in weights)
-        loading = fixed + max(self._weights[name].largest for name in names)
+        # A matrix is there as it is mapped and as it is packed; with packs in files that is made anew, to be compared, as well.
+        loading = fixed + max(self.weights[name].largest + self._packs * self.weights[name].largest_packed for name in names)
         testing = fixed + self._self_test(settings)
         generating = sum(part.total for part in parts)
         peak = max(loading, testing, generating)
-        unread = sum(self._weights[name].table - self._table(name, settings) for name in names)
+        unread = sum(self.weights[name].table - self._table(name, settings) for name in names)
         return Plan(settings, parts, peak, max(peak, generating + unread), budget, tuple(steps))
 
     def _spec(self, name: str) -> ModelSpec:
         return self._manifest.models[name]
 
     def _weight_parts(self, name: str, settings: Settings) -> list[Part]:
-        weights = self._weights[name]
+        weights = self.weights[name]
         session = SESSION + weights.nodes * NODE + weights.inline
+        around = len(weights.matrices) * FAULT_AROUND if self._packs else 0
         return [
-            Part(f"packed weights of {name}", private=weights.packed),
-            Part(f"mapped weights of {name}", evictable=weights.kept + self._table(name, settings)),
+            Part(f"packed weights of {name}", **{"evictable" if self._packs else "private": weights.packed}),
+            Part(f"mapped weights of {name}", evictable=weights.kept + around + self._table(name, settings)),
             Part(f"session of {name}", private=session),
         ]
 
     def _table(self, name: str, settings: Settings) -> int:
         """Bytes of the embedding that a text of this length has mapped."""
-        size = self._weights[name].table
+        size = self.weights[name].table
         return int(size * -math.expm1(-settings.context * TABLE_TOKEN / size)) if size else 0
 
     def _working(self, names: Sequence[str], settings: Settings) -> list[Part]:
@@ -178,7 +189,7 @@ class Footprint:
     def _activations(self, name: str) -> int:
         """Bytes of a pass for each of its tokens."""
         head = self._spec(name).vocab_size
-        widest = max((matrix.rows for matrix in self._weights[name].matrices if matrix.rows != head), default=self._spec(name).hidden_size)
+        widest = max((matrix.rows for matrix in self.weights[name].matrices if matrix.rows != head), default=self._spec(name).hidden_size)
         return ACTIVATIONS * 4 * widest
 
     def _masks(self, name: str, width: int, rows: int) -> int:

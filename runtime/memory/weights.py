@@ -83,6 +83,10 @@ class GraphWeights:
         """The largest matrix before it is packed: while a session is made it is mapped beside its packed copy."""
         return max((matrix.data for matrix in self.matrices), default=0)
 
+    @property
+    def largest_packed(self) -> int:
+        return max((matrix.packed for matrix in self.matrices), default=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
