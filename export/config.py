@@ -22,10 +22,10 @@ class ExportConfig:
     """One export.
 
     ``target`` and ``draft`` are a Hub id, a checkpoint folder or a ``.gguf`` file; ``draft="layers:N"`` makes the draft
-    from the target's own first N layers. ``medusa`` and ``eagle`` are draft heads for the target, a Hub id or a folder each.
-    ``context`` is the largest number of KV rows, by default the model's own limit but at most 4096. ``max_width`` is the
-    largest number of new tokens in a verification pass. ``max_kl`` is the largest mean KL divergence from the original model,
-    in nats, that is accepted; by default it depends on ``weights``.
+    from the target's own first N layers, and of several drafts trees are made together. ``medusa`` and ``eagle`` are draft
+    heads for the target, a Hub id or a folder each. ``context`` is the largest number of KV rows, by default the model's own
+    limit but at most 4096. ``max_width`` is the largest number of new tokens in a verification pass. ``max_kl`` is the largest
+    mean KL divergence from the original model, in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
@@ -35,7 +35,7 @@ class ExportConfig:
 
     target: str
     output: Path
-    draft: str | None = None
+    draft: str | tuple[str, ...] | None = None
     medusa: str | None = None
     eagle: str | None = None
     weights: str = "int8"
@@ -78,7 +78,14 @@ class ExportConfig:
         widths = self.npu_widths
         if len(widths) < 3 or list(widths) != sorted(set(widths)) or not 1 <= widths[0] <= widths[-1] <= 1024:
             raise UsageError(f"--npu-widths: {widths} are not three or more ascending widths such as 1,5,64, the last one for prompts")
-        early_exit_layers(self.draft)
+        for index, draft in enumerate(self.drafts):
+            early_exit_layers(draft)
+            if draft in self.drafts[:index]:
+                raise UsageError(f"--draft: {draft} is given twice")
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        return drafts_of(self.draft)
 
     def method_for(self, weights: str) -> str:
         """How weights of this type are quantised."""
@@ -96,9 +103,14 @@ class ExportReport:
     sizes: dict[str, int]
 
 
-def early_exit_layers(draft: str | None) -> int | None:
+def drafts_of(draft: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """One draft, several or none as a tuple."""
+    return () if draft is None else (draft,) if isinstance(draft, str) else draft
+
+
+def early_exit_layers(draft: str) -> int | None:
     """N when ``draft`` reads ``layers:N``, else None."""
-    if draft is None or not draft.startswith(LAYERS_PREFIX):
+    if not draft.startswith(LAYERS_PREFIX):
         return None
     number = draft[len(LAYERS_PREFIX) :]
     if not number.isdecimal() or int(number) < 1:

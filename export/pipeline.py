@@ -23,7 +23,7 @@ from edgespec.errors import CapacityError, CheckpointError, UsageError
 from edgespec.export import ort_format, parity, static_profile
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
-from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, early_exit_layers
+from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, drafts_of, early_exit_layers
 from edgespec.export.corpus import HELD
 from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
@@ -117,22 +117,24 @@ def prepare(config: ExportConfig) -> Prepared:
     return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started, heads)
 
 
-def write_bundle(prepared: Prepared, output: Path, draft: str | None = None) -> ExportReport:
-    """Write one bundle of a prepared target, proven against the original model."""
+def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] | None = None) -> ExportReport:
+    """Write one bundle of a prepared target, with its drafts, proven against the original models."""
     config = prepared.config
     check_output(output, config.force)
-    draft_decoder = _open_draft(prepared, draft)
-    for decoder in (prepared.target, draft_decoder):
-        if decoder is not None and NPU in config.profiles:
+    drafts = {f"draft{number if number > 1 else ''}": named for number, named in enumerate(drafts_of(draft), 1)}
+    opened = {name: (_open_draft(prepared, named), early_exit_layers(named)) for name, named in drafts.items()}
+    for decoder in (prepared.target, *(decoder for decoder, _ in opened.values())):
+        if NPU in config.profiles:
             static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
     with staged(output, config.force) as folder:
-        manifest = _fill(folder, prepared, draft, draft_decoder)
+        manifest = _fill(folder, prepared, opened)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     sizes = {entry.name: entry.size for entry in manifest.files} | {MANIFEST_NAME: (output / MANIFEST_NAME).stat().st_size}
     return ExportReport(manifest, output, time.monotonic() - prepared.started, peak_rss_bytes(), sizes)
 
 
-def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: Decoder | None) -> Manifest:
+def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int | None]]) -> Manifest:
+    """``drafts`` are decoders, and for an early exit how many of their layers there are, by their names in the bundle."""
     config = prepared.config
     models: dict[str, ModelSpec] = {}
     stored: dict[str, StoredWeights] = {}
@@ -140,16 +142,15 @@ def _fill(folder: Path, prepared: Prepared, draft: str | None, draft_decoder: De
     tokenizer = prepared.tokenizer.save(folder)
     with WeightFile(folder / WEIGHTS_FILE) as weights:
         models["target"], stored["target"] = _write_model("target", folder, weights, prepared, prepared.target, None)
-        if draft_decoder is not None:
-            models["draft"], stored["draft"] = _write_model("draft", folder, weights, prepared, draft_decoder, early_exit_layers(draft))
-            drafters.append(DrafterSpec("draft", model="draft"))
+        for name, (decoder, layers) in drafts.items():
+            models[name], stored[name] = _write_model(name, folder, weights, prepared, decoder, layers)
+            drafters.append(DrafterSpec("draft", model=name))
         for head in prepared.heads:
             models[head.kind] = _write_head(head, folder, weights, prepared, models["target"], tokenizer.vocab_size)
             drafters.append(DrafterSpec(head.kind, model=head.kind))
     sequences = [prepared.tokenizer.encode(text) for text in HELD]
-    for name, decoder in (("target", prepared.target), ("draft", draft_decoder)):
-        if decoder is not None:
-            models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
+    for name, decoder in (("target", prepared.target), *((name, decoder) for name, (decoder, _) in drafts.items())):
+        models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
     _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     if config.ort_format:
@@ -245,7 +246,7 @@ def _matrices(decoder: Decoder) -> list[str]:
 
 
 def _weights_of(name: str, config: ExportConfig) -> str:
-    return config.draft_weights if name == "draft" and config.draft_weights else config.weights
+    return config.draft_weights if name.startswith("draft") and config.draft_weights else config.weights
 
 
 def _prove(
@@ -279,11 +280,9 @@ def _measure(folder: Path, spec: ModelSpec, prepared: Prepared, vocabulary: int)
     return dataclasses.replace(spec, pass_ms=costs), exactness
 
 
-def _open_draft(prepared: Prepared, draft: str | None) -> Decoder | None:
+def _open_draft(prepared: Prepared, draft: str) -> Decoder:
     """The draft's decoder: the target's own for an early exit."""
     config = prepared.config
-    if draft is None:
-        return None
     layers = early_exit_layers(draft)
     if layers is not None:
         total = len(prepared.target.traced.layers)

@@ -56,7 +56,10 @@ def add_argument(parser: argparse.ArgumentParser, param: click.Parameter) -> Non
     else:
         choices = list(param.type.choices) if isinstance(param.type, click.Choice) else None
         default = param.default if param.show_default else None
-        parser.add_argument(*param.opts, dest=param.name, choices=choices, required=param.required, default=default, help=text)
+        action = "append" if param.multiple else "store"
+        parser.add_argument(
+            *param.opts, dest=param.name, action=action, choices=choices, required=param.required, default=default, help=text
+        )
 
 
 REGISTER_COMMANDS = [(EdgespecExportCommand, ExportCommand)]

@@ -47,4 +47,3 @@ def demo(bundle: Path, port: int, browser: bool, memory_budget: str, threads: in
             server.close()
     finally:
         service.close()
-

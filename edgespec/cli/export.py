@@ -29,7 +29,12 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
 @click.command(short_help="Turn a checkpoint and a draft into a bundle.")
 @click.argument("target")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to make for the bundle.")
-@click.option("--draft", help="Draft model: like TARGET, or layers:N for the target's own first N layers.")
+@click.option(
+    "--draft",
+    multiple=True,
+    metavar="MODEL",
+    help="Draft model: like TARGET, or layers:N for the target's own first N layers. Of several one tree is drafted.",
+)
 @click.option("--medusa", help="Medusa heads for TARGET: a model id on the Hub or a folder.")
 @click.option("--eagle", help="An EAGLE-1, -2 or -3 head for TARGET: a model id on the Hub or a folder.")
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
@@ -100,7 +105,9 @@ def make_config(options: dict[str, Any]) -> ExportConfig:
     need_export_extras()
     from edgespec.export.config import ExportConfig
 
-    return ExportConfig(**{name: value for name, value in options.items() if name != "push_to_hub"})
+    given = {name: value for name, value in options.items() if name != "push_to_hub"}
+    drafts = tuple(given.pop("draft", None) or ())
+    return ExportConfig(**given, draft=drafts if len(drafts) > 1 else next(iter(drafts), None))
 
 
 def need_export_extras() -> None:

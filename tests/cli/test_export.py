@@ -40,6 +40,12 @@ def test_options_become_the_configuration() -> None:
     assert (config.context, config.max_width, config.draft_weights, config.trust_remote_code) == (None, 16, None, False)
 
 
+def test_several_drafts() -> None:
+    words = ["model", "-o", "out", "--draft", "layers:3", "--draft", "other"]
+    with command.export.make_context("export", words) as context:
+        assert command.make_config(context.params).drafts == ("layers:3", "other")
+
+
 def test_defaults_are_the_configurations_own() -> None:
     """The command line and Python give the same export for the same request."""
     from edgespec.export.config import ExportConfig
@@ -87,7 +93,7 @@ def parsed(module: Any, words: list[str]) -> Any:
 
 
 def test_optimums_command_takes_the_same_options(optimum_command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["model", "-o", "out", "--draft", "layers:3", "--block-size", "64", "--max-kl", "0.5", "--force"]
+    words = ["model", "-o", "out", "--draft", "layers:3", "--draft", "other", "--block-size", "64", "--max-kl", "0.5", "--force"]
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(optimum_command, "run_export", seen.append)
     parsed(optimum_command, words).run()

@@ -191,6 +191,7 @@ def test_options_out_of_range(llama: Path, tmp_path: Path) -> None:
         ({"draft": "layers:3"}, UsageError, "1 to 2"),
         ({"draft": "layers:0"}, UsageError, "layers:4"),
         ({"draft": "layers:many"}, UsageError, "layers:4"),
+        ({"draft": ("layers:1", "layers:1")}, UsageError, "layers:1 is given twice"),
         ({"weights": "int3"}, UsageError, "int3"),
         ({"block_size": 24}, UsageError, "24"),
         ({"max_width": 1}, UsageError, "max-width"),

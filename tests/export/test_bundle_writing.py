@@ -81,6 +81,21 @@ def test_the_draft_can_have_other_weights(llama: Path, tmp_path: Path) -> None:
     assert (report.manifest.models["target"].quantisation.bits, report.manifest.models["draft"].quantisation.bits) == (8, 4)
 
 
+def test_several_drafts_make_one_tree(llama: Path, tmp_path: Path) -> None:
+    report = export(llama, tmp_path / "bundle", draft=("layers:1", "layers:2"), weights="int8")
+    manifest = report.manifest
+    assert [(drafter.kind, drafter.model) for drafter in manifest.drafters] == [("ngram", None), ("draft", "draft"), ("draft", "draft2")]
+    assert [len(manifest.models[name].layers) for name in ("draft", "draft2")] == [1, 2]
+    with edgespec.load(report.output, threads=1) as engine:
+        plain = engine.generate("hello", drafter="none", max_new_tokens=30).token_ids
+        found = engine.generate("hello", drafter="tree", draft_length=4, max_new_tokens=30)
+        assert found.token_ids == plain
+        assert set(engine._models.loaded) == {"target", "draft", "draft2"}
+        passes = [engine._models.loaded[name].passes for name in ("draft", "draft2")]
+        assert found.stats.draft_passes == sum(passes)
+        assert passes[0] == passes[1] > 0
+
+
 def test_the_exported_pair_runs_and_speculation_changes_nothing(pair: ExportReport) -> None:
     with edgespec.load(pair.output, threads=1) as engine:
         texts = {drafter: engine.generate("hello", drafter=drafter, max_new_tokens=40).token_ids for drafter in ("none", "ngram", "draft")}

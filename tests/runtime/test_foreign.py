@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +58,26 @@ def test_it_drafts_and_can_stand_in_a_list(install: Install, attention: Engine) 
         assert found.token_ids == plain.token_ids
         assert found.stats.drafted > 0
     assert "other" not in attention.generate("hello", max_new_tokens=5).stats.drafter, "auto asks nobody's but ours"
+
+
+def test_the_one_of_the_documentation(install: Install, attention: Engine) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert source is not None
+    assert 'wordy = "wordy:Wordy"' in page
+    assert len(source[1].splitlines()) <= 40
+    install(source[1], "wordy", "Wordy")
+    prompt = [1, 2, 3, 4] * 6
+    plain = attention.generate(prompt, drafter="none", max_new_tokens=60, ignore_eos=True)
+    accepted = 0
+    for exactness in ("exact", "fast"):
+        for length in (1, 4, 7):
+            found = attention.generate(
+                prompt, drafter="wordy", draft_length=length, exactness=exactness, max_new_tokens=60, ignore_eos=True
+            )
+            assert found.token_ids == plain.token_ids
+            accepted += found.stats.accepted
+    assert accepted > 15
 
 
 @pytest.mark.parametrize("name", ["auto", "none", "a,b"])
