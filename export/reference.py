@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from accelerate.hooks import attach_align_device_hook
+from transformers import PreTrainedModel
 
 from edgespec.export.trace.model import build_empty, tied_names
 
@@ -70,19 +72,26 @@ class Reference:
         ids = self._ids[index : index + 1, : self._lengths[index]]
         if self._outputs is None:
             return self._run(ids)
-        outputs = copy.copy(self._outputs)
-        outputs["last_hidden_state"] = self._outputs.last_hidden_state[index : index + 1, : ids.shape[1]]
-        base, forward = self._model.base_model, self._model.base_model.forward
-        base.forward = lambda *_args, **_kwargs: outputs  # what is left of the model's own forward is the head and its scaling
-        try:
+        with given_states(self._model, self._outputs, self._outputs.last_hidden_state[index : index + 1, : ids.shape[1]]):
             return self._run(ids)
-        finally:
-            base.forward = forward
 
     def _run(self, ids: torch.Tensor) -> np.ndarray:
         with torch.no_grad():
             logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits
         return logits[0].float().numpy()
+
+
+@contextlib.contextmanager
+def given_states(model: PreTrainedModel, outputs: Any, states: torch.Tensor) -> Iterator[None]:
+    """Leave of the model's own forward the head and its scaling, on ``states`` ``[B, n, H]``; ``outputs`` are its base model's."""
+    outputs = copy.copy(outputs)
+    outputs["last_hidden_state"] = states
+    base, forward = model.base_model, model.base_model.forward
+    base.forward = lambda *_args, **_kwargs: outputs
+    try:
+        yield
+    finally:
+        base.forward = forward
 
 
 def shallow_config(config: Any, layers: int) -> Any:

@@ -39,7 +39,7 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
 @click.option("--eagle", help="An EAGLE-1, -2 or -3 head for TARGET: a model id on the Hub or a folder.")
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
 @click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
-@click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale.")
+@click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale, at most with --weights mixed.")
 @click.option("--method", type=METHODS, help="How weights are rounded; gptq for 4 bits and search for 8 unless given.")
 @click.option("--calibration", type=click.Path(path_type=Path), help="Text file for gptq; the project's own text unless given.")
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
@@ -54,7 +54,9 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
     help="With --profile npu: tokens of a pass of plain decoding, of verification (K + 1), and of a chunk of the prompt.",
 )
 @click.option(
-    "--max-kl", type=float, help="Fail if an exported model (target or draft) diverges more than this from the original, in nats."
+    "--max-kl",
+    type=float,
+    help="Fail if an exported model (target or draft) diverges more than this from the original, in nats; --weights mixed chooses by it.",
 )
 @click.option("--ort-format", is_flag=True, help="Write graphs in ONNX Runtime's own format, for minimal builds of it.")
 @click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")

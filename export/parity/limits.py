@@ -25,13 +25,14 @@ class Limits:
 EXACT = Limits(1e-5, 2e-4)
 ROUNDED = Limits(0.1, 0.3)
 # Of the bundle against the original, by type of weights: what a user would not call the same model any more. Measured on
-# SmolLM2-135M (docs/quantisation.md); small models lose more than large ones.
+# SmolLM2-135M (docs/quantisation.md); small models lose more than large ones. The second limits are for models with random weights,
+# some of which (Gemma-4's inputs per layer) magnify any change: 1.0 is between 0.78, their worst at 4 bits, and 1.41, unrelated logits.
 DIVERGENCE = {
     "fp32": Limits(1e-4, 2e-3),
     "int8": Limits(0.05, 0.15),
     "keep": Limits(0.05, 0.15),
-    "int4": Limits(0.8, 0.6),
-    "mixed": Limits(0.8, 0.6),
+    "int4": Limits(0.8, 1.0),
+    "mixed": Limits(0.8, 1.0),
 }
 
 
@@ -57,7 +58,7 @@ def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None) -
     if not fidelity.kl <= limits.kl:
         raise ExportError(
             f"{name}: differs from the original by a KL of {fidelity.kl:.4f} nats where at most {limits.kl:g} is accepted for {weights}; "
-            "choose more bits or a smaller block, or raise --max-kl"
+            f"{'give a larger --target-size' if weights == 'mixed' else 'choose more bits or a smaller block'}, or raise --max-kl"
         )
     if not fidelity.relative_rms <= limits.relative_rms:
         raise ExportError(

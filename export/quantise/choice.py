@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
@@ -14,8 +14,9 @@ from edgespec.export.checkpoint import Checkpoint
 from edgespec.export.config import ExportConfig
 from edgespec.export.corpus import CALIBRATION
 from edgespec.export.quantise.blockwise import Quantised
-from edgespec.export.quantise.calibrate import QuantisedStore, calibrated
-from edgespec.export.quantise.mixed import allot, describe, sensitivities
+from edgespec.export.quantise.calibrate import QuantisedStore, batched, calibrated
+from edgespec.export.quantise.mixed import allot, candidates, describe
+from edgespec.export.quantise.sensitivity import Sensitivity, sensitivities
 from edgespec.export.recipe import Plan, Scheme
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.manifest import Quantisation, TensorForm
@@ -24,6 +25,11 @@ BITS = {"int4": 4, "int8": 8}
 REFIT = Scheme(8, 32)  # for stored forms that no kernel knows: 16 steps for one of theirs at 4 bits
 MAX_CALIBRATION_TOKENS = 4096
 MAX_TEXT_BYTES = 2**20
+MEASURED_TOKENS, MEASURED_SEQUENCE = 512, 32  # many short texts: each is one sample of a square
+# Sensitivity is measured with searched scales. What of its KL is left by each method, and how much of --max-kl the estimate may use
+# (docs/quantisation.md).
+LEFT = {"gptq": 0.5, "search": 1.0, "rtn": 1.5}
+MARGIN = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +82,34 @@ def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, matrices: Se
     total = model_config.get_text_config().num_hidden_layers
     if kind == "mixed":
         with tqdm(total=total, desc=f"{name}: measuring", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
-            found = sensitivities(checkpoint, checkpoint.config_copy(), ids, config.block_size, lambda: bar.update() and None)
-        plan = allot(found, config.block_size, config.target_size)
+            found = _measured(checkpoint, ids, config, matrices, lambda: bar.update() and None)
+        allotment = allot(found, config.target_size, None if config.max_kl is None else MARGIN * config.max_kl)
+        plan = allotment.plan
         if not config.quiet:
-            print(describe(found, plan), file=sys.stderr)
+            print(describe(allotment), file=sys.stderr)
         if method != "gptq":
             return Choice(plan, method, checkpoint)
     with tqdm(total=total, desc=f"{name}: calibrating", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
         store = calibrated(checkpoint, model_config, ids, plan, lambda: bar.update() and None)
     return Choice(plan, method, checkpoint, store)
+
+
+def _measured(
+    checkpoint: Checkpoint, ids: list[int], config: ExportConfig, matrices: Sequence[str], on_layer: Callable[[], None]
+) -> list[Sensitivity]:
+    """How much KL each scheme would cost each group of ``matrices``, with the method of ``config``."""
+    model_config = checkpoint.config_copy()
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or MEASURED_SEQUENCE
+    # Spread over all of the text, since its parts differ: prose, code, languages.
+    batch = batched(ids, min(MEASURED_SEQUENCE, limit))
+    batch = batch[:: max(1, batch.numel() // MEASURED_TOKENS)]
+    found = sensitivities(checkpoint, model_config, batch, candidates(config.block_size), on_layer)
+    left = LEFT[config.method_for("mixed")]
+    return [
+        dataclasses.replace(group, harm={scheme: left * kl if scheme.bits == 4 else kl for scheme, kl in group.harm.items()})
+        for group in found
+        if set(group.names) <= set(matrices)
+    ]
 
 
 def kept(checkpoint: Checkpoint, matrices: Sequence[str]) -> Plan:

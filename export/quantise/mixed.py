@@ -1,134 +1,116 @@
-"""``--weights mixed``: bits and block size per tensor, more where an error does most harm, within a number of bytes.
+"""``--weights mixed``: bits and block size per tensor, more where an error does most harm.
 
-Harm is measured, not guessed from the weights: while calibration text runs through the original, each group of matrices (those that
-read the same input, which are merged later) is quantised alone, its layer runs again, and the change of the layer's output counts
-in parts of that output's own power. What a layer adds to the residual stream is kept by the layers after it, so these numbers
-compare across layers; for the head the output is the logits. Upgrades are then bought greedily by the error that they save per byte.
+Each group of matrices costs a number of bytes and a KL (:mod:`.sensitivity`) under every scheme. From the smallest forms on, the upgrade
+that saves most KL per byte is bought, until the KL is small enough or the bytes are spent. Schemes that cost more than another and do
+no better are never bought, so one list of candidates serves all shapes: rows that a block does not fill are padded, and pay for it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import nn
+import math
+import re
+from collections.abc import Iterable, Sequence
 
 from edgespec.errors import UsageError
-from edgespec.export.checkpoint import Checkpoint
-from edgespec.export.layerwise import LayerWeights, Run, linear_inputs, visit_layers
-from edgespec.export.quantise.blockwise import dequantise, quantise
-from edgespec.export.quantise.calibrate import batched
+from edgespec.export.quantise.sensitivity import Sensitivity
 from edgespec.export.recipe import Plan, Scheme
 
-TOKENS, SEQUENCE = 512, 64
-ALLOWANCE = 1.10  # bytes over the smallest form of all matrices, unless the user says how many
+ALLOWANCE = 1.10  # bytes over the smallest forms, unless the user says how many, or how near
+FINEST = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Sensitivity:
-    """One group of matrices: the harm of each candidate scheme, and its ``weights``, a number."""
-
-    names: tuple[str, ...]
-    weights: int
-    harm: dict[Scheme, float]
-
-
-def bytes_of(scheme: Scheme, weights: int) -> float:
-    """Codes, float scales and packed zero points."""
-    return weights * (scheme.bits / 8 + (4 + scheme.bits / 8) / scheme.block)
+def bytes_of(scheme: Scheme, shape: tuple[int, int]) -> int:
+    """Codes, float scales and packed zero points of a matrix ``[N, K]``."""
+    rows, columns = shape
+    blocks = math.ceil(columns / scheme.block)
+    return rows * (blocks * scheme.block * scheme.bits // 8 + 4 * blocks + math.ceil(blocks * scheme.bits / 8))
 
 
 def candidates(block: int) -> tuple[Scheme, ...]:
-    """The smallest first."""
-    finer = (Scheme(4, 32),) if block > 32 else ()
-    return (Scheme(4, block), *finer, Scheme(8, block))
+    """Blocks of at most ``block`` weights."""
+    blocks = [size for size in (256, 128, 64, 32, 16) if FINEST <= size <= block] or [block]
+    return tuple(Scheme(bits, size) for bits in (4, 8) for size in blocks)
 
 
-class _Measurement:
-    """The visitor."""
+@dataclasses.dataclass(frozen=True)
+class Allotment:
+    """A scheme for each group of ``found``, and what they cost together: bytes, and an estimate of the KL in nats."""
 
-    def __init__(self, weights: LayerWeights, schemes: tuple[Scheme, ...], on_layer: Callable[[], None]) -> None:
-        self._weights, self._schemes, self._on_layer = weights, schemes, on_layer
-        self.found: list[Sensitivity] = []
+    found: tuple[Sensitivity, ...]
+    schemes: tuple[Scheme, ...]
 
-    def layer(self, _index: int, linears: dict[str, nn.Linear], hidden: torch.Tensor, run: Run) -> torch.Tensor:
-        inputs: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        with linear_inputs(linears, lambda name, x: inputs.setdefault(id(x), (x, []))[1].append(name)):
-            wanted = run(hidden)
-        for _, names in inputs.values():
-            self._measure(tuple(names), hidden, wanted, run)
-        self._on_layer()
-        return wanted
+    @property
+    def size(self) -> int:
+        return sum(_bytes(group, scheme) for group, scheme in zip(self.found, self.schemes, strict=True))
 
-    def head(self, name: str, hidden: torch.Tensor, run: Run) -> None:
-        rows = hidden[:2]  # logits are large
-        self._measure((name,), rows, run(rows), run)
+    @property
+    def harm(self) -> float:
+        return sum(group.harm[scheme] for group, scheme in zip(self.found, self.schemes, strict=True))
 
-    def _measure(self, names: tuple[str, ...], hidden: torch.Tensor, wanted: torch.Tensor, run: Run) -> None:
-        matrices = {name: self._weights[name] for name in names}
-        power, harm = float((wanted - wanted.mean(-1, keepdim=True)).square().mean()), {}
-        for scheme in self._schemes:
-            self._weights.changed.update({name: dequantise(quantise(matrix, scheme)) for name, matrix in matrices.items()})
-            difference = run(hidden) - wanted
-            harm[scheme] = float((difference - difference.mean(-1, keepdim=True)).square().mean()) / max(power, 1e-30)
-        self._weights.changed.clear()
-        self.found.append(Sensitivity(names, sum(matrix.numel() for matrix in matrices.values()), harm))
+    @property
+    def plan(self) -> Plan:
+        default = collections.Counter(self.schemes).most_common(1)[0][0]
+        pairs = zip(self.found, self.schemes, strict=True)
+        return Plan(default, tuple((name, scheme) for group, scheme in pairs for name in group.names if scheme != default))
 
 
-def sensitivities(
-    checkpoint: Checkpoint, config: Any, ids: list[int], block: int, on_layer: Callable[[], None] = lambda: None
-) -> list[Sensitivity]:
-    """Measure every group of linear weights on the text ``ids``."""
-    visitors: list[_Measurement] = []
+def allot(found: Sequence[Sensitivity], size: int | None = None, harm: float | None = None) -> Allotment:
+    """The forms with the least harm in at most ``size`` bytes, or the smallest ones that do at most ``harm``.
 
-    def make(weights: LayerWeights) -> _Measurement:
-        visitors.append(_Measurement(weights, candidates(block), on_layer))
-        return visitors[0]
-
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or SEQUENCE
-    # Spread over all of the text, since its parts differ: prose, code, languages.
-    batch = batched(ids, min(SEQUENCE, limit))
-    visit_layers(checkpoint, config, batch[:: max(1, batch.numel() // TOKENS)], make)
-    return visitors[0].found
-
-
-def allot(found: list[Sensitivity], block: int, target_size: int | None) -> Plan:
-    """The plan with the least harm within ``target_size`` bytes, by default a tenth more than the smallest form takes.
+    With both, ``size`` holds and what it leaves is not spent beyond ``harm``; with neither, a tenth more than the smallest forms is spent.
 
     Raises:
-        UsageError: not even the smallest form fits.
+        UsageError: not even the smallest forms fit.
     """
-    schemes = candidates(block)
-    chosen = dict.fromkeys((group.names for group in found), schemes[0])
-    spent = sum(bytes_of(schemes[0], group.weights) for group in found)
-    budget = target_size if target_size is not None else spent * ALLOWANCE
-    if budget < spent:
-        raise UsageError(f"--target-size: {target_size} bytes are too few; at 4 bits in blocks of {block} it is {spent:.0f}")
-    while True:
-        upgrades = [
-            ((group.harm[chosen[group.names]] - group.harm[scheme]) / cost, cost, group.names, scheme)
-            for group in found
-            for scheme in schemes
-            if 0 < (cost := bytes_of(scheme, group.weights) - bytes_of(chosen[group.names], group.weights)) <= budget - spent
-        ]
-        if not upgrades:
+    schemes = [min(group.harm, key=lambda scheme: (_bytes(group, scheme), group.harm[scheme])) for group in found]
+    smallest = Allotment(tuple(found), tuple(schemes)).size
+    if size is not None and size < smallest:
+        raise UsageError(f"--target-size: {size} bytes are too few; the smallest forms take {smallest}")
+    left = math.inf if size is None else float(size - smallest)
+    if size is None and harm is None:
+        left = smallest * (ALLOWANCE - 1)
+    excess = math.inf if harm is None else Allotment(tuple(found), tuple(schemes)).harm - harm
+    while excess > 0:
+        upgrade = max(_upgrades(found, schemes, left), default=None)
+        if upgrade is None:
             break
-        gain, cost, names, scheme = max(upgrades, key=lambda upgrade: upgrade[0])
-        if gain <= 0:
-            break
-        chosen[names], spent = scheme, spent + cost
-    exceptions = tuple((name, scheme) for names, scheme in chosen.items() for name in names if scheme != schemes[0])
-    return Plan(schemes[0], exceptions)
+        _, gain, cost, index, bits, block = upgrade
+        schemes[index] = Scheme(bits, block)
+        left, excess = left - cost, excess - gain
+    return Allotment(tuple(found), tuple(schemes))
 
 
-def describe(found: list[Sensitivity], plan: Plan) -> str:
-    """The table of what was chosen, one line per group, the most harmful first."""
-    lines = [f"{'harm at 4 bits':>14}  {'now':>8}  form     tensors"]
-    for group in sorted(found, key=lambda group: -max(group.harm.values())):
-        scheme = plan.scheme(group.names[0])
-        assert scheme is not None
-        worst = next(iter(group.harm.values()))
-        lines.append(f"{worst:14.2e}  {group.harm[scheme]:8.1e}  {scheme.bits} x {scheme.block:<4} {' | '.join(group.names)}")
+def _upgrades(found: Sequence[Sensitivity], schemes: Sequence[Scheme], left: float) -> Iterable[tuple[float, float, int, int, int, int]]:
+    """Harm saved per byte, harm saved, bytes, and which group gets what, of everything that can be afforded and helps."""
+    for index, (group, now) in enumerate(zip(found, schemes, strict=True)):
+        for scheme in group.harm:
+            gain, cost = group.harm[now] - group.harm[scheme], _bytes(group, scheme) - _bytes(group, now)
+            if gain > 0 and 0 < cost <= left:
+                yield gain / cost, gain, cost, index, scheme.bits, scheme.block
+
+
+def _bytes(group: Sensitivity, scheme: Scheme) -> int:
+    return sum(bytes_of(scheme, shape) for shape in group.shapes)
+
+
+def describe(allotment: Allotment) -> str:
+    """The table of what was chosen, one line for each kind of layer; the manifest has every tensor."""
+    kinds: dict[str, list[tuple[Sensitivity, Scheme]]] = {}
+    for group, scheme in zip(allotment.found, allotment.schemes, strict=True):
+        kinds.setdefault(_kind(group.names), []).append((group, scheme))
+    lines = [f"{'KL':>8}  {'MB':>6}  bits x block"]
+    for kind, members in kinds.items():
+        harm = sum(group.harm[scheme] for group, scheme in members)
+        size = sum(_bytes(group, scheme) for group, scheme in members)
+        counts = sorted(collections.Counter(scheme for _, scheme in members).items(), key=lambda item: (item[0].bits, -item[0].block))
+        forms = ", ".join(f"{count} at {scheme.bits} x {scheme.block}" for scheme, count in counts)
+        lines.append(f"{harm:8.4f}  {size / 1e6:6.1f}  {kind}: {forms}")
+    lines.append(f"{allotment.harm:8.4f}  {allotment.size / 1e6:6.1f}  together, as estimated")
     return "\n".join(lines)
+
+
+def _kind(names: tuple[str, ...]) -> str:
+    """What the names have in common over all layers: "q_proj | k_proj | v_proj"."""
+    return " | ".join(re.sub(r"^.*\.\d+\.|\.weight$", "", name) for name in names)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from edgespec.errors import ExportError
-from edgespec.export import parity, pipeline
+from edgespec.export import ExportConfig, parity, pipeline
 from edgespec.export.passes import Pipeline
 from edgespec.export.passes.base import GraphPass
 from tests.export.architectures import CASES
@@ -63,20 +63,36 @@ class Spoil(GraphPass):
         return True
 
 
+@pytest.fixture(scope="module")
+def prepared(llama: Path) -> dict[str, pipeline.Prepared]:
+    """The checkpoint, traced once for each type of weights."""
+    configs = {kind: ExportConfig(str(llama), Path(), weights=kind, method="rtn", quiet=True) for kind in ("int4", "int8")}
+    return {kind: pipeline.prepare(config) for kind, config in configs.items()}
+
+
 @pytest.mark.parametrize("mistake", [swap_layers, shift_zero_points, change_epsilon, scale_attention])
 @pytest.mark.parametrize("weights", ["int4", "int8"])
 def test_a_mistake_in_the_graph_is_refused(
-    mistake: Mistake, weights: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mistake: Mistake, weights: str, prepared: dict[str, pipeline.Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = pipeline.pipeline
     monkeypatch.setattr(pipeline, "pipeline", lambda *options: Pipeline(original(*options), Spoil(mistake)))
     with pytest.raises(ExportError, match="does not compute what the original does"):
-        export(llama, tmp_path / "bundle", weights=weights)
+        pipeline.write_bundle(prepared[weights], tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt2", "qwen3_moe"])
-@pytest.mark.parametrize("weights", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("architecture", "weights"),
+    [
+        ("gemma4_text", "int4"),
+        ("gpt2", "int4"),
+        ("qwen3_moe", "int8"),
+        pytest.param("gemma3_text", "int4", marks=pytest.mark.slow),
+        pytest.param("gpt2", "int8", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", "int4", marks=pytest.mark.slow),
+    ],
+)
 def test_a_graph_without_mistakes_is_equal_to_the_last_digits(architecture: str, weights: str, tmp_path: Path) -> None:
     """Offsets in norms, transposed matrices, and experts that are stored in another layout: all are read back as the original's.
 
