@@ -10,6 +10,7 @@ from typing import Any
 PACKAGES = {
     "onnxruntime-genai": ["torch==2.13.0", "onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx==1.23.2", "onnx-ir==1.1.0"],
     "llama.cpp": ["xllamacpp==2026.10.11549"],
+    "llama-cpp-python": ["llama-cpp-python==0.3.36"],  # quantises and gives all logits; built from source, which takes a quarter of an hour
     "openvino-genai": ["torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "nncf==3.4.0"],
 }
 
@@ -44,12 +45,37 @@ def float_checkpoint(gguf: Path, folder: Path) -> Path:
     return output
 
 
-def genai_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Path:
-    """The model as onnxruntime-genai's own builder makes it by default."""
-    output = folder / f"genai-int{bits}-block{block}"
+def float_gguf(gguf: Path, folder: Path) -> Path:
+    """The GGUF's weights as float32 in a GGUF file, which llama.cpp quantises anew."""
+    output = folder / "float.gguf"
+    if not output.exists():
+        import numpy as np
+        from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
+
+        reader, unfinished = GGUFReader(gguf), output.with_suffix(".part")
+        architecture = reader.fields["general.architecture"].contents()
+        writer = GGUFWriter(unfinished, architecture)
+        left_out = ("general.architecture", "general.file_type", "general.quantization_version")
+        for name, field in reader.fields.items():
+            if not name.startswith("GGUF.") and name not in left_out:
+                kind, *inner = field.types
+                writer.add_key_value(name, field.contents(), kind, inner[-1] if kind == GGUFValueType.ARRAY else None)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        unfinished.rename(output)
+    return output
+
+
+def genai_model(checkpoint: Path, folder: Path, bits: int, block: int, algorithm: str = "default") -> Path:
+    """The model as onnxruntime-genai's own builder makes it, by default or with another of its algorithms."""
+    output = folder / (f"genai-int{bits}-block{block}" + ("" if algorithm == "default" else f"-{algorithm}"))
     if not (output / "genai_config.json").exists():
         python = environment("onnxruntime-genai", folder)
-        options = [f"int4_block_size={block}", "int4_accuracy_level=4"]
+        options = [f"int4_block_size={block}", "int4_accuracy_level=4", f"int4_algo_config={algorithm}"]
         arguments = ["-m", str(checkpoint), "-o", str(output), "-p", f"int{bits}", "-e", "cpu", "-c", str(folder / "genai-cache")]
         quiet(str(python), "-m", "onnxruntime_genai.models.builder", *arguments, "--extra_options", *options)
     return output
@@ -66,11 +92,11 @@ def openvino_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Pat
     return output
 
 
-def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int) -> Path:
-    """Our own export of the same weights."""
-    output = folder / f"edgespec-{weights}-block{block}"
+def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int, *more: str) -> Path:
+    """Our own export of the same weights, with ``more`` options of the command."""
+    output = folder / "-".join(["edgespec", weights, f"block{block}", *(option.lstrip("-") for option in more)])
     if not output.exists():
-        options = ["--weights", weights, "--block-size", str(block), "--quiet"]
+        options = ["--weights", weights, "--block-size", str(block), *more, "--quiet"]
         quiet(sys.executable, "-m", "edgespec", "export", str(gguf), "-o", str(output), *options)
     return output
 
