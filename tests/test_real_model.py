@@ -67,7 +67,17 @@ def test_every_drafter_writes_the_text_of_plain_decoding(bundle: ExportReport) -
         for prompt in PROMPTS:
             plain, *others = (
                 engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=64).token_ids
-                for drafter, length in (("none", "auto"), ("ngram", "auto"), ("draft", 3), ("auto", "auto"))
+                for drafter, length in (
+                    ("none", "auto"),
+                    ("ngram", "auto"),
+                    ("ngram", 7),
+                    ("draft", 3),
+                    ("tree", 6),
+                    ("tree", 15),
+                    ("ngram,tree", "auto"),
+                    ("lookahead", 12),
+                    ("auto", "auto"),
+                )
             )
             assert all(other == plain for other in others), prompt
 

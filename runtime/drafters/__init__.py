@@ -75,6 +75,11 @@ class Drafter(abc.ABC):
     def run_seconds(self) -> float:
         return 0.0
 
+    @property
+    def off(self) -> str | None:
+        """Why it proposes nothing for now, of one that finds out by itself what pays; None while it does."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Resources:

@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.distribution import Distribution
 from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import Drafter, Resources
+from edgespec.runtime.drafters.context_window import ContextWindow
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.sampling import Candidate
@@ -46,8 +47,7 @@ class DraftModel(Drafter):
         self._passes_before, self._seconds_before = model.passes, model.run_seconds
         self._agreed: int | None = None
         """So many rows of the cache belong to the context of the last proposal, and so to every later one."""
-        self._first = 0
-        """The draft sees the context from this token on."""
+        self._window = ContextWindow()
 
     @classmethod
     def of(cls, resources: Resources) -> DraftModel:
@@ -66,7 +66,9 @@ class DraftModel(Drafter):
         count = min(max_tokens, self._model.capacity // 2)
         if count < 1:
             return DraftTree()
-        seen = self._window(context, self._model.capacity - count)
+        seen, moved = self._window.see(context, self._model.capacity - count)
+        if moved:
+            self._agreed = None
         self._roll_back(seen)
         new = list(seen[self._model.length :])
         if max(new) >= self._vocabulary:
@@ -88,16 +90,6 @@ class DraftModel(Drafter):
                 break
             logits = self._model.run([token], [0])
         return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
-
-    def _window(self, context: Sequence[int], room: int) -> Sequence[int]:
-        """As much of the context's end as the draft sees, at most ``room`` tokens.
-
-        Where the cache is smaller than the context, the draft reads half a cache of it anew each time that it is full: a few
-        wide passes for many rounds.
-        """
-        if len(context) - self._first > room:
-            self._first, self._agreed = len(context) - max(room // 2, 1), None
-        return context[self._first :] if self._first else context
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""

@@ -49,3 +49,7 @@ class Guarded(Drafter):
     @property
     def run_seconds(self) -> float:
         return self._drafter.run_seconds
+
+    @property
+    def off(self) -> str | None:
+        return self._drafter.off

@@ -125,6 +125,10 @@ class Lookahead(Drafter):
         self._nodes = len(tree)
         return tree
 
+    @property
+    def off(self) -> str | None:
+        return None if self._payoff.pays() else f"its rows cost more than they bring ({self._payoff.gain:.2f} times plain decoding)"
+
     def observe(self, found: Round) -> None:
         if not self._nodes:
             self._payoff.rest()

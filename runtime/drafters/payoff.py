@@ -19,9 +19,14 @@ class Payoff:
         self._pass_ms = pass_ms
         self._surplus = self._rounds = 0.0
 
+    @property
+    def gain(self) -> float:
+        """Expected speed of a round with a tree over plain decoding."""
+        return START_GAIN + self._surplus / (self._rounds + WEIGHT)
+
     def pays(self) -> bool:
         """Whether the next tree is expected to be worth its rows."""
-        return self._pass_ms is None or START_GAIN + self._surplus / (self._rounds + WEIGHT) >= LEAST_GAIN
+        return self._pass_ms is None or self.gain >= LEAST_GAIN
 
     def observe(self, nodes: int, accepted: int) -> None:
         """A tree of ``nodes`` nodes gave ``accepted`` tokens and the target's own."""

@@ -177,7 +177,7 @@ class Proposer:
     @property
     def off(self) -> str | None:
         """Why nothing is drafted, if every source is off."""
-        reasons = [f"{source.drafter.name}: {reason}" for source in self.sources if (reason := source.policy.off)]
+        reasons = [f"{source.drafter.name}: {reason}" for source in self.sources if (reason := source.policy.off or source.drafter.off)]
         if len(reasons) < len(self.sources):
             return None
         return "; ".join([*reasons, *(f"{name}: {reason}" for name, reason in self.dropped.items())]) or None

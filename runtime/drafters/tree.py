@@ -69,6 +69,7 @@ class TokenTree(Drafter):
         self._before = [(model.passes, model.run_seconds) for model in models]
         self._grown: tuple[Growth, list[float], int] | None = None
         """The last tree, the draft's probabilities of its nodes, and the length of its context."""
+        self._rests = False
 
     @property
     def passes(self) -> int:
@@ -77,6 +78,12 @@ class TokenTree(Drafter):
     @property
     def run_seconds(self) -> float:
         return sum(cache.model.run_seconds - seconds for cache, (_, seconds) in zip(self._caches, self._before, strict=True))
+
+    @property
+    def off(self) -> str | None:
+        if not self._rests:
+            return None
+        return f"with {self._chances.by_rank[0]:.0%} of first guesses right, no tree gains {LEAST_GAIN - 1:.0%} over plain decoding"
 
     def observe(self, found: Round) -> None:
         if self._grown is None:
@@ -91,7 +98,8 @@ class TokenTree(Drafter):
         if max_tokens < 1:
             return DraftTree()
         plan, count, rate = shape(self._chances.by_rank, max_tokens, options.branches, options.costs)
-        if options.costs is not None and rate * options.costs.pass_ms(1) < LEAST_GAIN:
+        self._rests = options.costs is not None and rate * options.costs.pass_ms(1) < LEAST_GAIN
+        if self._rests:
             return DraftTree()
         found = [cache.begin(context, self._vocabulary) for cache in self._caches]
         rows = [row[: self._vocabulary] for row in found if row is not None]

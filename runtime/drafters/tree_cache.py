@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.runtime.drafters.context_window import ContextWindow
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats
+
+NODES = 32  # rows of a tree that there is room for behind the context
 
 
 class TreeCache:
@@ -18,6 +21,7 @@ class TreeCache:
         """Rows of the context of the last proposal; None before the first one."""
         self._parents: list[int] = []
         self._row_of = {-1: -1}
+        self._window = ContextWindow()
 
     @property
     def room(self) -> int:
@@ -25,16 +29,19 @@ class TreeCache:
         return self.model.capacity - self.model.length
 
     def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
-        """Logits [V] after ``context``; None if it does not fit or has a token from ``vocabulary`` on."""
-        self._follow(context)
-        new = list(context[self.model.length :])
-        if len(new) > self.room or max(new) >= vocabulary:
+        """Logits [V] after ``context``, of a long one after its end; None if that has a token from ``vocabulary`` on."""
+        seen, moved = self._window.see(context, self.model.capacity - min(NODES, self.model.capacity // 2))
+        if moved:
+            self._trunk = None
+        self._follow(seen)
+        new = list(seen[self.model.length :])
+        if max(new) >= vocabulary:
             self._trunk = None
             return None
         for start in range(0, len(new), self.model.chunk):
             chunk = new[start : start + self.model.chunk]
             logits = self.model.run(chunk, [len(chunk) - 1])
-        self._trunk, self._parents, self._row_of = len(context), [], {-1: -1}
+        self._trunk, self._parents, self._row_of = len(seen), [], {-1: -1}
         row: Floats = logits[0]
         return row
 

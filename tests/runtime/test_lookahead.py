@@ -177,6 +177,18 @@ def test_a_conversation_keeps_its_pool(attention: Engine) -> None:
     assert len(attention._kept) == 1
 
 
+def test_the_statistics_say_that_it_rests(attention: Engine) -> None:
+    with_costs = Lookahead(Window(), payoff=Payoff(lambda width: float(width)))
+    assert with_costs.off is None
+    for _ in range(20):
+        tree = with_costs.propose(CONTEXT, 12)
+        with_costs.observe(Round([*CONTEXT, 1], tree, (), np.zeros(1 + len(tree), np.int64)))
+    assert with_costs.off is not None
+    assert len(with_costs.propose(CONTEXT, 12)) == 0
+    found = attention.generate("hello", drafter="lookahead", max_new_tokens=120, ignore_eos=True)
+    assert found.stats.speculation_off is None or found.stats.speculation_off.startswith("lookahead: its rows cost more")
+
+
 def test_it_rests_while_it_does_not_pay() -> None:
     payoff = Payoff(lambda width: 1.0 + 0.1 * width)
     asked = 0

@@ -80,14 +80,25 @@ def test_rows_of_the_accepted_path_are_not_run_again(attention_bundle: Path) -> 
 
 
 def test_it_proposes_nothing_where_the_draft_cannot_follow(attention_bundle: Path) -> None:
-    model = open_draft(attention_bundle, capacity=20)
-    assert len(make(model).propose([1] * 21, 4)) == 0
-    full = make(model).propose([1] * 20, 4)
-    assert 1 <= len(full) <= 4
-    assert set(full.depths()) == {1}, "no row is left for a second level"
+    model = open_draft(attention_bundle)
     assert len(make(model, vocabulary=200).propose([1, 201], 4)) == 0
     assert max(make(model, vocabulary=10).propose([1, 2], 4).tokens) < 10
     assert len(make(model).propose([1, 2], 0)) == 0
+
+
+def test_a_small_cache_sees_the_end_of_a_long_text(attention_bundle: Path) -> None:
+    small, other = open_draft(attention_bundle, capacity=24), open_draft(attention_bundle)
+    drafter = make(small)
+    text = np.random.default_rng(5).integers(0, 200, 60).tolist()
+    first = 0
+    for end in range(2, 60):
+        tree = drafter.propose(text[:end], 4)
+        if end - first > 12:  # half of the cache is kept for the tree
+            first = end - 6
+        likeliest = np.argsort(-probabilities_after(other, text[first:end]))
+        assert tree.tokens[0] == likeliest[0]
+        assert small.length <= 24
+        drafter.observe(Round(text[: end + 1], tree, ()))
 
 
 def test_two_drafts_are_merged(tmp_path: Path) -> None:
@@ -118,6 +129,7 @@ def test_a_level_is_drafted_only_if_it_pays(attention_bundle: Path) -> None:
     assert proposed[0]
     assert 2 < sum(proposed) < 60
     assert any(proposed[100:])
+    assert drafter.off is None or "no tree gains 2%" in drafter.off
 
 
 @pytest.mark.parametrize("branches", [True, False])
