@@ -31,6 +31,7 @@ class ExportConfig:
     ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
     numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
     ``ort_format`` writes graphs in ONNX Runtime's own format.
+    ``taps`` are hidden states that the target gives besides those that heads read (:mod:`edgespec.export.passes.tap_features`).
     """
 
     target: str
@@ -54,6 +55,7 @@ class ExportConfig:
     profiles: tuple[str, ...] = ()
     npu_widths: tuple[int, ...] = NPU_WIDTHS
     ort_format: bool = False
+    taps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("weights", "draft_weights"):

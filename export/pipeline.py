@@ -112,8 +112,8 @@ def prepare(config: ExportConfig) -> Prepared:
         tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
         checkpoint.forget_header()
         tokenizer.check_ids(checkpoint.config.get_text_config().vocab_size, HELD)
-        model = _bound(checkpoint, model)
-        heads = open_heads(config, _shape(checkpoint, model))
+        model = bound_model(checkpoint, model)
+        heads = open_heads(config, target_shape(checkpoint, model))
     return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started, heads)
 
 
@@ -171,7 +171,7 @@ def _write_model(
         decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), prepared.tokenizer, name)
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
-    taps = taps_of(prepared.heads) if name == "target" else ()
+    taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
     pipeline(choice.plan, layers, prepared.capacity, taps)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
@@ -211,7 +211,14 @@ def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
     return {value.name or "": fixed_shape(value) for value in values}
 
 
-def _shape(checkpoint: Checkpoint, model: PreTrainedModel) -> TargetShape:
+def open_shape(config: ExportConfig) -> TargetShape:
+    """The target's matrices and what a head for it must fit, without tracing anything."""
+    checkpoint = open_checkpoint(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
+    return target_shape(checkpoint, bound_model(checkpoint, build_empty(checkpoint.config_copy())))
+
+
+def target_shape(checkpoint: Checkpoint, model: PreTrainedModel) -> TargetShape:
+    """What a head for this target must fit."""
     config = checkpoint.config.get_text_config()
     rows = int(model.get_output_embeddings().weight.shape[0])
     return TargetShape(int(config.hidden_size), rows, int(config.num_hidden_layers), checkpoint, *matrix_names(model))
@@ -299,11 +306,11 @@ def _open_draft(prepared: Prepared, draft: str) -> Decoder:
         model = build_empty(checkpoint.config_copy())
         _capacity(model, config, prepared.capacity, f"--draft {draft}")
         checkpoint.forget_header()
-        model = _bound(checkpoint, model)
+        model = bound_model(checkpoint, model)
     return _decoder(checkpoint, model, "draft", prepared.capacity, config.quiet)
 
 
-def _bound(checkpoint: Checkpoint, model: PreTrainedModel) -> PreTrainedModel:
+def bound_model(checkpoint: Checkpoint, model: PreTrainedModel) -> PreTrainedModel:
     """The checkpoint knows the names of the model's tensors; the model anew if these are not tied as its configuration says."""
     checkpoint.bind(model)
     if not is_untied(checkpoint, tied_names(model)):

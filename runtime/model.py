@@ -86,7 +86,7 @@ class Model(Rows):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | None = None,
+        parents: Sequence[int] | Hidden | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,
@@ -97,7 +97,8 @@ class Model(Rows):
             tokens: the S' new tokens.
             rows: which of them get logits, R indices.
             parents: for a tree, the parent of each row behind the trunk, as an offset from the trunk's end and -1 for the
-                trunk's last row; None for a chain.
+                trunk's last row; None for a chain. Or who sees whom, for a caller who keeps account of that: ``mask`` [S, n] and the
+                positions of all n rows behind its trunk.
             trunk: number of rows that the whole tree stands on, ``length`` if None. With less, the rows from it on are
                 nodes of the tree that earlier passes scored, and ``parents`` begins with theirs: a tree can grow pass by pass.
             features: for a draft head, [S, F] of the target or the head's own; such a pass is not padded.
@@ -153,10 +154,12 @@ class Model(Rows):
             rows = width if columns == features.shape[1] else 0
             binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
 
-    def _hidden(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
+    def _hidden(self, parents: Sequence[int] | Hidden, width: int, trunk: int) -> Hidden:
         """Sets the new rows' positions, too."""
-        hidden = self.tree(parents, width, trunk)
-        self._positions[:width] = hidden.positions[self.length - trunk :]
+        hidden = parents if isinstance(parents, Hidden) else self.tree(parents, width, trunk)
+        if hidden.mask.shape != (width, self.length + width - hidden.trunk):
+            raise ValueError(f"a mask {hidden.mask.shape} for a pass of {width} tokens {self.length - hidden.trunk} rows behind the trunk")
+        self._positions[:width] = hidden.positions[self.length - hidden.trunk :]
         return hidden
 
     def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:

@@ -24,6 +24,7 @@ from edgespec import __version__
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.demo import demo
+from edgespec.cli.distill import distill
 from edgespec.cli.doctor import doctor
 from edgespec.cli.export import export
 from edgespec.cli.inspect import inspect
@@ -48,7 +49,7 @@ def cli() -> None:
     """
 
 
-for command in (export, run, chat, demo, inspect, plan, verify, bench, tune, doctor, push, quickstart):
+for command in (export, distill, run, chat, demo, inspect, plan, verify, bench, tune, doctor, push, quickstart):
     cli.add_command(command)
 
 

@@ -100,6 +100,7 @@ class HeadCheckpoint(Checkpoint):
         names: stored names by the module's.
         borrowed: names of the target's tensors by the module's: those are not stored again.
         target: whose tensors these are.
+        rows: of further tensors of the target some rows, by the module's names: the target's name and which rows.
     """
 
     def __init__(
@@ -110,25 +111,33 @@ class HeadCheckpoint(Checkpoint):
         names: Mapping[str, str],
         borrowed: Mapping[str, str] | None = None,
         target: Checkpoint | None = None,
+        rows: Mapping[str, tuple[str, torch.Tensor]] | None = None,
     ) -> None:
         super().__init__(origin, config)
         self._stored = stored
         self._names = dict(names)
         self.borrowed = dict(borrowed or {})
         self._target = target
+        self._rows = dict(rows or {})
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._names) | frozenset(self.borrowed)
+        return frozenset(self._names) | frozenset(self.borrowed) | frozenset(self._rows)
 
     def unused(self) -> list[str]:
         return sorted(set(self._stored) - set(self._names.values()))
 
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
+        if name in self._rows and self._target is not None:
+            source, chosen = self._rows[name]
+            return (len(chosen), *(self._target.stored_shape(source) or self._target[source].shape)[1:])
         return self._stored.shapes[self._names[name]] if name in self._names else None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self.borrowed and self._target is not None:
             return self._target[self.borrowed[name]]
+        if name in self._rows and self._target is not None:
+            source, chosen = self._rows[name]
+            return self._target[source][chosen]
         return self._stored[self._names[name]]
 
     def owner(self, recipe: Recipe) -> tuple[Checkpoint, Recipe]:

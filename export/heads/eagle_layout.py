@@ -6,7 +6,8 @@ Row j of a head takes token j + 1 and the feature of token j, the target's where
                 are the target's, though files may repeat them. The feature is what the target's head reads.
     EAGLE-3     ``fc`` [H, n x H'] over hidden states entering n layers of the target, ``midlayer.*`` (or ``layers.0.*``) whose q, k and v
                 read (embedding, feature), 2H wide, ``norm``, ``lm_head`` [Vd, H] over a reduced vocabulary with the map ``d2t``
-                (target's id = id + d2t[id]) and its inverse ``t2d``.
+                (target's id = id + d2t[id]) and its inverse ``t2d``. A file without ``lm_head`` but with ``d2t`` means those rows of the
+                target's head, which then need not be stored.
     speculators EAGLE-3 under ``transformer_layer_config``, with norms in further places as the configuration says.
 """
 
@@ -58,20 +59,34 @@ def open_layout(source: str, target: TargetShape) -> Layout:
     three = _is_three(source, config, names)
     borrowed = _borrowed(names, stored, target)
     own = {name: key for name, key in names.items() if name not in borrowed}
+    reduced = three and HEAD not in names and "d2t" in stored
+    rows = _rows(stored, own, reduced, target)
+    token_ids = token_map(source, stored, rows, target.vocab_size)
+    some = {}
+    if reduced and token_ids is not None:
+        del borrowed[HEAD]
+        some[HEAD] = target.head, torch.from_numpy(token_ids).long()
     taps = tuple(map(entering, _layers_read(source, config, target))) if three else (LAST,)
     structure = Structure(
         settings=_settings(source, config, names, three, target),
         stored=frozenset(names),
         three=three,
         wide=target.hidden_size * len(taps),
-        rows=stored.shapes[own[HEAD]][0] if HEAD in own else target.vocab_size,
+        rows=rows,
         vocabulary=target.vocab_size,
         norms=Norms(**{field.name: bool(config.get(field.name)) for field in dataclasses.fields(Norms)}),
     )
     repeated = {names[name] for name in borrowed if name in names}
-    checkpoint = HeadCheckpoint(origin, config, stored, own, borrowed, target.checkpoint)
+    checkpoint = HeadCheckpoint(origin, config, stored, own, borrowed, target.checkpoint, some)
     _check(source, checkpoint, structure, target, repeated)
-    return Layout(checkpoint, structure, taps, token_map(source, stored, structure.rows, target.vocab_size))
+    return Layout(checkpoint, structure, taps, token_ids)
+
+
+def _rows(stored: Tensors, own: dict[str, str], reduced: bool, target: TargetShape) -> int:
+    """Tokens that the head scores: as many as it has rows, or, where those are the target's, as its map names."""
+    if HEAD in own:
+        return stored.shapes[own[HEAD]][0]
+    return (*stored.shapes["d2t"], 0)[0] if reduced else target.vocab_size
 
 
 def _names(source: str, stored: Tensors) -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""What a draft is worth end to end: a bundle with it answers prompts that it was not trained on, beside plain and n-gram decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.measure import Measured, arms_of, measure
+from edgespec.bench.prompts import OWN, Question, read_prompts
+from edgespec.errors import UsageError
+from edgespec.export.distill.config import DistillConfig
+from edgespec.export.distill.corpus import HELD
+from edgespec.export.distill.pipeline import export_config
+from edgespec.export.distill.workplace import Workplace
+from edgespec.export.pipeline import export_bundle
+from edgespec.runtime import load
+
+PER_CATEGORY = 3
+NEW_TOKENS = 128
+
+
+def arms(config: DistillConfig) -> dict[str, dict[str, Any]]:
+    """The ways of decoding that are compared."""
+    return arms_of(["ngram", config.kind, "auto"])
+
+
+def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> list[Question]:
+    """Prompts that nothing was trained on, so many of each category; the package's own where no corpus is left."""
+    work = Workplace(config.output)
+    if HELD not in work.shards():
+        return read_prompts(OWN)
+    shard = work.read_shard(HELD)
+    found: dict[str, list[Question]] = {}
+    for category, prompt in zip(shard.categories, shard.prompts, strict=True):
+        chosen = found.setdefault(category, [])
+        if prompt and len(chosen) < per_category:
+            chosen.append(Question(category, prompt))
+    return [question for _, chosen in sorted(found.items()) for question in chosen]
+
+
+def evaluate(
+    config: DistillConfig, questions: Sequence[Question], *, repetitions: int = 3, on_run: Callable[[int], None] = lambda _: None
+) -> Measured:
+    """Export the target with the draft and measure it on this machine.
+
+    Raises:
+        UsageError: this version's runtime has no drafter of its kind.
+    """
+    with tempfile.TemporaryDirectory(dir=config.output.absolute().parent, prefix=f".{config.output.name}-evaluate-") as scratch:
+        bundle = Path(scratch) / "bundle"
+        export_bundle(dataclasses.replace(export_config(config, bundle), **{config.kind: str(config.output)}))  # type: ignore[arg-type]
+        with load(bundle) as engine:
+            if config.kind not in engine.drafters:
+                raise UsageError(f"--evaluate: this version cannot run {config.kind} drafts; it can run {', '.join(engine.drafters)}")
+            return measure(engine, questions, arms(config), repetitions=repetitions, max_new_tokens=NEW_TOKENS, on_run=on_run)

@@ -1,0 +1,98 @@
+"""The exported target, opened to write texts: how turns become tokens, and a forest on its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.bundle import open_bundle
+from edgespec.errors import CapacityError
+from edgespec.export.distill.forest import Forest, Planting, Text
+from edgespec.export.distill.questions import Turns
+from edgespec.export.distill.shards import Shard
+from edgespec.runtime.model import Model
+from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.text.chat_template import ChatTemplate
+from edgespec.runtime.text.tokenizer import Tokenizer
+
+MARK = "\N{BLACK QUESTION MARK ORNAMENT}mark"
+ROWS = 4096  # of the cache: more would only make attention slower
+
+
+class Target:
+    """A bundle whose graph gives the hidden states that the draft reads.
+
+    Args:
+        bundle: its folder.
+        slots: texts that are written side by side.
+        threads: of a pass.
+    """
+
+    def __init__(self, bundle: Path, slots: int, threads: int) -> None:
+        self.manifest = open_bundle(bundle)
+        spec = self.spec = self.manifest.target
+        self.tokenizer = Tokenizer(bundle, self.manifest.tokenizer, spec.vocab_size)
+        self.template = ChatTemplate(bundle, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
+        capacity = min(spec.capacity, ROWS)
+        self.model = Model(bundle / spec.graph, spec, capacity=capacity, threads=threads, providers=DEFAULT_PROVIDERS)
+        self.slots = slots
+        self.ends = frozenset(self.manifest.tokenizer.eos_ids)
+        self._question = self._question_frame()
+
+    @property
+    def asks(self) -> bool:
+        """Whether it can be made to ask questions itself."""
+        return self._question is not None
+
+    def encode(self, turns: Turns) -> list[int]:
+        """The tokens up to where its answer begins."""
+        if self.template is None:
+            return self.tokenizer.encode(turns[-1], prefix=True)
+        messages = [{"role": "assistant" if index % 2 else "user", "content": turn} for index, turn in enumerate(turns)]
+        return self.tokenizer.encode(self.template.render(messages), prefix=False)
+
+    def question(self, opener: str) -> list[int]:
+        """The tokens of a conversation in which the user has begun to speak."""
+        assert self._question is not None
+        return self.tokenizer.encode(self._question[0] + opener, prefix=False)
+
+    def grow(
+        self, plantings: Sequence[Planting], *, questions: bool = False, on_tokens: Callable[[int], None] = lambda _: None
+    ) -> list[Text]:
+        """The texts of ``plantings``, in their order; ``questions`` are those of users, which end where the user's turn ends."""
+        ends = self.ends | {self._question[1]} if questions and self._question is not None else self.ends
+        forest = Forest(self.model, self.tokenizer.size, ends, self.slots, on_tokens)
+        grown = dict(forest.grow(plantings))
+        return [grown[index] for index in range(len(plantings))]
+
+    def rows(self, shard: Shard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What :meth:`Shard.rows` gives, computed again."""
+        bounds = shard.bounds
+        texts = [shard.tokens[bounds[index] : bounds[index + 1]].tolist() for index in range(len(shard))]
+        grown = self.grow([Planting(tokens, int(start)) for tokens, start in zip(texts, shard.starts, strict=True)])
+        return (
+            np.concatenate([text.features for text in grown]),
+            np.concatenate([text.likely for text in grown]),
+            np.concatenate([text.log_p for text in grown]),
+        )
+
+    def _question_frame(self) -> tuple[str, int] | None:
+        """What stands before a user's turn, and the first token behind it."""
+        if self.template is None:
+            return None
+        parts = self.template.render([{"role": "user", "content": MARK}]).split(MARK)
+        behind = self.tokenizer.encode(parts[1], prefix=False) if len(parts) == 2 else []
+        return (parts[0], behind[0]) if behind else None
+
+    def check_room(self, tokens: int) -> None:
+        """Refuse a target whose context cannot hold a prompt and ``tokens`` of an answer.
+
+        Raises:
+            CapacityError: it is too short.
+        """
+        if self.model.capacity < 2 * tokens:
+            raise CapacityError(
+                f"the target's context of {self.model.capacity} tokens is too short for answers of {tokens}; give --answer-tokens"
+            )

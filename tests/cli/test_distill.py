@@ -1,0 +1,59 @@
+"""``edgespec distill``: options reach the distillation, and wrong ones stop before it."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import click
+import pytest
+
+from edgespec.cli import distill as command
+from tests.cli.conftest import Run, assert_one_line_error
+
+pytest.importorskip("torch")
+
+
+def test_layers_are_read() -> None:
+    with command.distill.make_context("distill", ["model", "-o", "out", "--taps", "2,15,27", "--text", "a", "--text", "b"]) as context:
+        assert context.params["taps"] == (2, 15, 27)
+        assert context.params["texts"] == (Path("a"), Path("b"))
+    with pytest.raises(click.BadParameter, match="list of layers"):
+        command.distill.make_context("distill", ["model", "-o", "out", "--taps", "2;15"])
+
+
+def test_defaults_are_those_of_the_configuration() -> None:
+    """A default that is said twice must be the same twice."""
+    from edgespec.export.distill import DistillConfig
+
+    with command.distill.make_context("distill", ["model", "-o", "out"]) as context:
+        options = {name: value for name, value in context.params.items() if name != "as_json"}
+    assert DistillConfig(**options) == DistillConfig(target="model", output=Path("out"))
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--kind", "lm"], "lm"),
+        (["--minutes", "5", "--tokens", "10"], "exclude each other"),
+        (["--slots", "0"], "--slots: 0 is less than 1"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+        ([], "no such"),
+    ],
+)
+def test_wrong_options_stop_before_any_work(edgespec: Run, tmp_path: Path, words: list[str], part: str) -> None:
+    outcome = edgespec("distill", tmp_path / "nowhere", "-o", tmp_path / "draft", *words)
+    assert_one_line_error(outcome, part)
+    assert not (tmp_path / "draft").exists()
+    assert not (tmp_path / "draft.work").exists()
+
+
+def test_missing_extras_say_what_to_install(edgespec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find_spec = importlib.util.find_spec
+
+    def without_torch(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "torch" else find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_torch)
+    assert_one_line_error(edgespec("distill", "model", "-o", tmp_path / "draft"), "torch not installed", "edgespec[export]")
