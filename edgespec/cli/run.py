@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.bundle_argument import BUNDLE
+from edgespec.cli.memory_trace import check_picture, draw, tracing
 from edgespec.cli.options import ENGINE_OPTIONS, GENERATION_OPTIONS, generation_options, open_engine, with_options
 from edgespec.cli.output import facts, print_json, stats_facts, write
 from edgespec.errors import UsageError
@@ -27,6 +28,7 @@ ACCEPTED_COLOUR = "green"
 @click.option("--system", help="System message, of a chat.")
 @with_options(*GENERATION_OPTIONS, *ENGINE_OPTIONS)
 @click.option("--stats", "show_stats", is_flag=True, help="Print a short table of statistics on stderr.")
+@click.option("--memory-trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg", help="Draw what was resident when.")
 @click.option("--show-drafts", is_flag=True, help="Colour accepted draft tokens, on a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print text, token ids and statistics as one JSON object.")
 def run(bundle: Path, prompt: str | None, chat: bool | None, system: str | None, **options: Any) -> None:
@@ -35,11 +37,19 @@ def run(bundle: Path, prompt: str | None, chat: bool | None, system: str | None,
     if options["as_json"] and options["show_drafts"]:
         raise click.UsageError("--show-drafts has no effect with --json")
     request = make_prompt(read_prompt(prompt), system, chat)
-    with open_engine(bundle, options) as engine:
+    picture = options["memory_trace"]
+    check_picture(picture)
+    with tracing(picture) as trace, open_engine(bundle, options) as engine:
+        if trace:
+            trace.mark("loaded")
         if options["as_json"]:
             answer_json(engine, request, {"chat": chat, **keywords})
         else:
             answer_text(engine, request, {"chat": chat, **keywords}, options["show_drafts"], options["show_stats"])
+        if trace:
+            trace.mark("answered")
+    if picture and trace:
+        draw(picture, trace, engine.plan)
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -26,7 +26,7 @@ CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows 
 WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare
 LEAST_ROWS = 256
 WINDOWED = "draft"  # the kind of drafter that can do with the end of a long text
-SELF_TEST_ROWS = 332  # cache rows that the self-test and the measurement of costs fill
+SELF_TEST_FEW, SELF_TEST_ROWS = 37, 332  # cache rows that the self-test and the measurement of costs fill
 
 LIBRARIES = 11 * 10**6  # pages of ONNX Runtime's library and of ours that are read when the first session is made
 SESSION = 2 * 10**6  # of each session: graph, kernels, threads
@@ -199,8 +199,9 @@ class Footprint:
 
     def _self_test(self, settings: Settings) -> int:
         target = self._manifest.target
-        rows = min(SELF_TEST_ROWS, settings.context)
-        caches = (rows + 2 * settings.chunk) * bytes_per_row(target)
+        # Narrow passes behind many rows; wide ones behind few, with two copies of what they leave in the cache.
+        rows = max(min(SELF_TEST_ROWS, settings.context), min(SELF_TEST_FEW, settings.context) + 3 * settings.chunk)
+        caches = rows * bytes_per_row(target)
         return caches + HEAP + self._activations("target") * settings.chunk + TEST_COPIES * settings.width * target.vocab_size * 4
 
 

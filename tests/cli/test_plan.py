@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Run
 from tests.helpers.bundles import make_attention_bundle
 
@@ -34,3 +36,21 @@ def test_what_is_given_up(edgespec: Run, tmp_path: Path) -> None:
     assert "the smallest that works is" in refused.err
     assert edgespec("plan", str(bundle), "--context", "5000").code == 2
     assert edgespec("plan", str(tmp_path)).code == 2
+
+
+def test_a_memory_trace_is_a_picture(edgespec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, picture = make_attention_bundle(tmp_path / "b"), tmp_path / "trace.svg"
+    outcome = edgespec("run", str(bundle), "hello", "--max-new-tokens", "8", "--memory-trace", str(picture), "--memory-budget", "2GB")
+    assert outcome.code == 0, outcome.err
+    drawn = picture.read_text(encoding="utf-8")
+    assert drawn.startswith("<svg")
+    for name in ("private", "pages of files", "predicted peak", "loaded", "answered", "MB resident"):
+        assert name in drawn
+    for path, message in ((tmp_path / "a.txt", "ends in .svg"), (tmp_path / "no" / "a.svg", "no folder")):
+        refused = edgespec("run", str(bundle), "hello", "--memory-trace", str(path))
+        assert refused.code == 2
+        assert message in refused.err
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    refused = edgespec("run", str(bundle), "hello", "--memory-trace", str(tmp_path / "a.svg"))
+    assert refused.code == 2
+    assert "pip install 'edgespec[bench]'" in refused.err

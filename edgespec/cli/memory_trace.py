@@ -1,0 +1,65 @@
+"""``edgespec run --memory-trace FILE``: what was resident while a prompt was answered, as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.runtime.memory.plan import Plan
+    from edgespec.runtime.memory.trace import MemoryTrace
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse what could not be drawn, before any work.
+
+    Raises:
+        UsageError: no matplotlib, no SVG file, or no folder for it.
+    """
+    if path is None:
+        return
+    if path.suffix != ".svg":
+        raise UsageError(f"--memory-trace {path}: the picture is an SVG file, name one that ends in .svg")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--memory-trace {path}: there is no folder {path.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--memory-trace needs matplotlib: pip install 'edgespec[bench]'")
+
+
+@contextlib.contextmanager
+def tracing(path: Path | None) -> Iterator[MemoryTrace | None]:
+    """Trace the body, for a picture at ``path``; nothing for None."""
+    if path is None:
+        yield None
+        return
+    from edgespec.runtime.memory.trace import MemoryTrace
+
+    with MemoryTrace() as trace:
+        yield trace
+
+
+def draw(path: Path, trace: MemoryTrace, plan: Plan) -> None:
+    """Write the picture. matplotlib is imported only now: it would be in it otherwise."""
+    from edgespec.bench.charts import as_svg, legend, new_axes
+
+    figure, axes = new_axes()
+    samples = sorted(trace.samples, key=lambda sample: sample.seconds)
+    seconds = [sample.seconds for sample in samples]
+    private = [sample.usage.private / 1e6 for sample in samples]
+    files = [sample.usage.evictable / 1e6 for sample in samples]
+    axes.stackplot(seconds, private, files, labels=["private", "pages of files"], colors=["#4c78a8", "#b9d0e8"])
+    axes.axhline(plan.peak / 1e6, color="#5a6472", linewidth=1, linestyle="--", label="predicted peak")
+    if plan.budget and plan.budget < 4 * plan.peak:
+        axes.axhline(plan.budget / 1e6, color="#c44e52", linewidth=1, label="budget")
+    for moment, name in trace.marks:
+        axes.axvline(moment, color="#5a6472", linewidth=0.8)
+        axes.annotate(name, (moment, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("MB resident")
+    legend(axes)
+    path.write_text(as_svg(figure), encoding="utf-8")
