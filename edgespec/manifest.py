@@ -26,6 +26,8 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _TAP = re.compile(r"last|layer\.[1-9][0-9]{0,3}")
+_KINDS_OF_MODELS = {"draft": (False, True), "eagle": (True, True), "medusa": (True, False)}
+"""Whether the model of a drafter is a head that reads hidden states, and whether it keeps a cache."""
 _WIDTH = re.compile(r"[1-9][0-9]{0,5}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
@@ -413,6 +415,10 @@ def _check(manifest: Manifest, where: str) -> None:
         )
         # One model has one KV cache: drafting with the target's own would overwrite what the target has accepted.
         need(drafter.model != "target", f"drafters[{index}].model", drafter.model, "is the target, which cannot draft for itself")
+        if drafter.kind in _KINDS_OF_MODELS and drafter.model is not None:
+            model = manifest.models[drafter.model]
+            fits = (model.reads is not None, bool(model.layers)) == _KINDS_OF_MODELS[drafter.kind]
+            need(fits, f"drafters[{index}].model", drafter.model, f"is not what a drafter of kind {drafter.kind} runs")
     for index, wide in enumerate(manifest.exactness.widths if manifest.exactness else ()):
         need(0 < wide <= 2**16, f"exactness.widths[{index}]", wide, "is out of range")
 

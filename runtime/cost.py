@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from edgespec.runtime.model import Model
+from edgespec.runtime.row_heads import RowHeads
+from edgespec.runtime.rows import Floats
 
 LOOK_UP_MS = 0.01  # a token drafted without a model, until it is known better
 LENGTH = 128  # valid cache rows during the measurement
@@ -91,8 +93,8 @@ class RunningCosts:
         self._steps.setdefault(drafter, collections.deque(maxlen=RECENT)).append(seconds * 1000 / tokens)
 
 
-def measure(target: Model, drafts: Mapping[str, Callable[[], Model]]) -> Costs:
-    """Measure a target and the draft models of ``drafts``. All their caches are empty afterwards."""
+def measure(target: Model, drafts: Mapping[str, Callable[[], Model | RowHeads]]) -> Costs:
+    """Measure a target and the draft models and heads of ``drafts``. All their caches are empty afterwards."""
     widths = [width for width in WIDTHS if width <= min(target.spec.max_width, target.max_pass)]
     target_ms, quiet = measure_widths(target, widths)
     draft_ms = {name: measure_draft_step(model(), target, min(4, widths[-1])) for name, model in drafts.items()}
@@ -120,9 +122,11 @@ def measure_widths(model: Model, widths: Sequence[int]) -> tuple[dict[int, float
     return dict(sorted(costs.items())), spread < QUIET
 
 
-def measure_draft_step(draft: Model, target: Model, target_width: int, steps: int = 3) -> float:
+def measure_draft_step(draft: Model | RowHeads, target: Model, target_width: int, steps: int = 3) -> float:
     """Milliseconds of a draft step as it is in a round: several steps after a pass of the target, which has just
-    emptied the caches and woken another pool of threads."""
+    emptied the caches and woken another pool of threads. Heads over rows have one step in a round."""
+    if isinstance(draft, RowHeads):
+        return _measure_heads(draft, target, target_width)
     length = min(LENGTH, draft.capacity - steps, target.capacity - target_width)
     _fill(draft, length)
     _fill(target, length)
@@ -136,15 +140,35 @@ def measure_draft_step(draft: Model, target: Model, target_width: int, steps: in
     return sorted(times)[1]
 
 
+def _measure_heads(heads: RowHeads, target: Model, target_width: int) -> float:
+    length = min(LENGTH, target.capacity - target_width)
+    row = np.zeros((1, heads.spec.features or 0), np.float32)
+    _fill(target, length)
+    times = []
+    for _ in range(REPEATS):
+        _time_pass(target, length, target_width)
+        started = time.perf_counter()
+        heads.run(row)
+        times.append((time.perf_counter() - started) * 1000)
+    target.keep(0)
+    return sorted(times)[1]
+
+
 def _fill(model: Model, length: int) -> None:
     model.keep(0)
     while model.length < length:
-        model.run([0] * min(length - model.length, model.max_pass), [0])
+        count = min(length - model.length, model.max_pass)
+        model.run([0] * count, [0], features=_no_features(model, count))
 
 
 def _time_pass(model: Model, length: int, width: int) -> float:
     model.keep(length)
     started = time.perf_counter()
-    logits = model.run([0] * width, range(width))
+    logits = model.run([0] * width, range(width), features=_no_features(model, width))
     np.argmax(logits[0])  # what a greedy step does with it
     return (time.perf_counter() - started) * 1000
+
+
+def _no_features(model: Model, count: int) -> Floats | None:
+    """What a head takes for so many drafted tokens; None for other models."""
+    return np.zeros((count, model.spec.hidden_states or 0), np.float32) if model.spec.features else None

@@ -36,6 +36,7 @@ from edgespec.runtime.drafters.corpus import read_corpus
 from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
+from edgespec.runtime.features import columns
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
@@ -51,7 +52,8 @@ from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements, Profile, Providers, Threads
 from edgespec.runtime.profiles import with_profiles
 from edgespec.runtime.recheck import Recheck
-from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.row_heads import RowHeads
+from edgespec.runtime.rows import Floats, bytes_per_row
 from edgespec.runtime.sampling import Sampler, make_sampler
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
@@ -59,6 +61,7 @@ from edgespec.runtime.structured import Grammar, GrammarMaker
 from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.token_map import TokenMap, read_token_map
 
 log = logging.getLogger(__name__)
 
@@ -423,6 +426,8 @@ class Engine:
         stats.draft_length = options.draft_length if names else 0
         stats.branches = "commit" if target.branches else "seed"
         stats.exactness = "fast" if options.exactness == "fast" else self.exactness.grade
+        if names and options.acceptance == "typical":
+            stats.exactness = "typical"
         stats.time_to_first_token_s = encoding
         stats.degraded = [*self.plan.steps] if self._planned else []
         stats.predicted_peak_bytes = self.plan.peak if self._planned else None
@@ -517,6 +522,9 @@ class Engine:
             draft_ms=lambda kind: self._costs.draft_ms[kind],
             corpus=self._corpus,
             window=job.options.lookahead,
+            features=self._features,
+            heads=lambda kind: self._models.get_heads(drafters.model_names(kind, self.manifest)[0]),
+            token_map=self._token_map,
             kept={} if job.owner is None else self._kept.setdefault(job.owner, {}),
         )
         most = target.widths.widths[-1] - 1
@@ -577,6 +585,16 @@ class Engine:
     def _draft_models(self, kind: str) -> list[Model]:
         return [self._model(name) for name in drafters.model_names(kind, self.manifest)]
 
+    def _features(self, kind: str) -> Callable[[], Floats]:
+        """Gives the hidden states of the target that heads of a kind read, for the rows of its cache."""
+        name = drafters.model_names(kind, self.manifest)[0]
+        target, where = self._model("target"), columns(self.manifest.target, self.manifest.models[name].reads or ())
+        return lambda: target.features[:, where]
+
+    def _token_map(self, kind: str) -> TokenMap | None:
+        name = drafters.model_names(kind, self.manifest)[0]
+        return read_token_map(self.path, self.manifest.models[name], self.manifest.target.vocab_size)
+
     def _why_dropped(self, drafter: str) -> str | None:
         return self._models.why_dropped(drafters.models_of(drafter, self.manifest))
 
@@ -584,7 +602,7 @@ class Engine:
         """Load all models that the plan has, so that what loading takes for a while comes before the caches fill."""
         return_freed_memory(threshold=OWN_BLOCKS)
         for name in ("target", *self.settings.drafts):
-            self._model(name)
+            self._models.load(name)
 
     @functools.cached_property
     def _grammars(self) -> GrammarMaker:
@@ -612,7 +630,10 @@ class Engine:
         self._check_idle()
         kinds = {spec.kind: spec.model for spec in reversed(self.manifest.drafters) if spec.model is not None}
         usable = {kind: name for kind, name in kinds.items() if kind in self.drafters and self._models.try_load([name])}
-        models = {kind: functools.partial(self._model, name) for kind, name in usable.items()}
+        models: dict[str, Callable[[], Model | RowHeads]] = {}
+        for kind, name in usable.items():
+            get = self._models.get if self.manifest.models[name].layers else self._models.get_heads
+            models[kind] = functools.partial(get, name)
         key = calibration.cache_key((self._key, *sorted(usable.values())))
         found = calibration.costs(key, lambda: cost.measure(self._model("target"), models))
         log.info(

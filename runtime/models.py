@@ -14,12 +14,13 @@ from edgespec.runtime.memory.plan import Settings, rows_of
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placements
 from edgespec.runtime.profiles import open_model
+from edgespec.runtime.row_heads import RowHeads
 
 log = logging.getLogger(__name__)
 
 
 class Models:
-    """The target, and draft models as long as there is memory for them.
+    """The target, and draft models and heads as long as there is memory for them.
 
     Args:
         dropped: draft models that are not used, and why.
@@ -39,6 +40,8 @@ class Models:
         own_blocks: int,
     ) -> None:
         self.loaded: dict[str, Model] = {}
+        self.heads: dict[str, RowHeads] = {}
+        """Those that keep no cache."""
         self.dropped = dict(dropped)
         self._path = path
         self._manifest = manifest
@@ -53,8 +56,7 @@ class Models:
         Raises:
             OutOfMemory: there is none for it; or it is a draft model that was dropped before.
         """
-        if name in self.dropped:
-            raise OutOfMemory(f"{name}: {self.dropped[name]}")
+        self._check_kept(name)
         if name not in self.loaded:
             self.loaded[name] = self._load(name)
         return self.loaded[name]
@@ -84,6 +86,27 @@ class Models:
             chunk=self._settings.chunk,
         )
 
+    def get_heads(self, name: str) -> RowHeads:
+        """Heads that keep no cache; errors are those of :meth:`get`."""
+        self._check_kept(name)
+        if name not in self.heads:
+            spec, place = self._manifest.models[name], self._placements.of_model(name)
+            self.heads[name] = RowHeads(
+                self._path / spec.graph, spec, threads=place.threads, providers=place.providers, strict=place.strict
+            )
+        return self.heads[name]
+
+    def load(self, name: str) -> None:
+        """Whatever it is."""
+        if self._manifest.models[name].layers:
+            self.get(name)
+        else:
+            self.get_heads(name)
+
+    def _check_kept(self, name: str) -> None:
+        if name in self.dropped:
+            raise OutOfMemory(f"{name}: {self.dropped[name]}")
+
     def why_dropped(self, names: Sequence[str]) -> str | None:
         """Why one of these models is not used, if so."""
         return next((self.dropped[name] for name in names if name in self.dropped), None)
@@ -92,13 +115,14 @@ class Models:
         """Load draft models; if there is no memory for one, do without them all from now on."""
         try:
             for name in names:
-                self.get(name)
+                self.load(name)
         except (*NO_MEMORY, CapacityError) as error:
             self.drop(names, f"there is no memory for it ({error or type(error).__name__})")
         return self.why_dropped(names) is None
 
     def unload_drafts(self) -> None:
-        """Free the draft models; they are loaded again when they are needed."""
+        """Free the draft models and heads; they are loaded again when they are needed."""
+        self.heads.clear()
         for name in [name for name in self.loaded if name != "target"]:
             del self.loaded[name]
 
@@ -106,6 +130,7 @@ class Models:
         """Do without draft models from now on."""
         for name in names:
             self.loaded.pop(name, None)
+            self.heads.pop(name, None)
             if name not in self.dropped:
                 self.dropped[name] = reason
                 log.warning("going on without %s: %s", name, reason)

@@ -59,11 +59,12 @@ class GenerationOptions:
     """Draw from the fewest tokens with this share whose information is nearest to the expected one; 1 for all."""
     seed: int | None = None
     """The same seed draws the same text, on the same machine with the same other options."""
-    acceptance: Literal["auto", "match", "ratio"] = "auto"
-    """How drafted tokens are accepted when sampling; both ways are lossless. "match" draws from the target and compares: a
+    acceptance: Literal["auto", "match", "ratio", "typical"] = "auto"
+    """How drafted tokens are accepted when sampling; the first two ways are lossless. "match" draws from the target and compares: a
     seed gives the same text with every drafter. "ratio" accepts with probability min(1, p / q), more often where
     the draft draws too; a seed then repeats a text for the same drafter and a fixed draft_length only. "auto" is match
-    with a seed and ratio without."""
+    with a seed and ratio without.
+    "typical" is not lossless: it takes every drafted token that the target does not find unlikely (Medusa), and the statistics say so."""
 
     repetition_penalty: float = 1.0
     """Above 1, tokens that occur in prompt or text get less likely; 1 for none."""
@@ -158,7 +159,7 @@ class GenerationOptions:
         need(_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "is not from 0 to 1")
         need(_number(self.typical_p) and 0 < self.typical_p <= 1, "typical_p", "is not above 0 and at most 1")
         need(self.seed is None or (_whole(self.seed) and 0 <= self.seed < 2**128), "seed", "is not a number from 0")
-        need(self.acceptance in ("auto", "match", "ratio"), "acceptance", "is neither auto, match nor ratio")
+        need(self.acceptance in ("auto", "match", "ratio", "typical"), "acceptance", "is neither auto, match, ratio nor typical")
 
     def _check_penalties(self, need: Callable[[bool, str, str], None]) -> None:
         need(

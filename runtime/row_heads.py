@@ -23,12 +23,12 @@ class RowHeads:
         RuntimeFailure: ONNX Runtime refuses it.
     """
 
-    def __init__(self, graph: Path, spec: ModelSpec, *, threads: int, providers: Sequence[Choice | str], alone: bool = False) -> None:
+    def __init__(self, graph: Path, spec: ModelSpec, *, threads: int, providers: Sequence[Choice | str], strict: bool = False) -> None:
         self.spec = spec
         self.passes = 0
         self.run_seconds = 0.0
         self._graph = graph
-        self._session = make_session(graph, threads, providers, alone)
+        self._session = make_session(graph, threads, providers, alone=False, strict=strict)
         inputs = {item.name: item.shape for item in self._session.get_inputs()}
         outputs = {item.name: item.shape for item in self._session.get_outputs()}
         shape = outputs.get("tokens") or []

@@ -13,6 +13,9 @@ it. Two rules give such draws:
   the same rule, each with the q that it was drawn from, which is the one before less what was drawn (recursive rejection
   sampling: Yang et al. 2024, Jeon et al. 2024); no candidate is then wasted on a repetition.
 
+A third rule does not: **typical** takes a candidate that p does not find unlikely (Medusa: Cai et al. 2024, section 2.3.1). It accepts
+more, and the text is no longer a draw from p.
+
 A candidate that was chosen and not drawn has q = 1 at its token, and both rules then accept it with probability p(x).
 """
 
@@ -42,6 +45,7 @@ class Guess(NamedTuple):
 
 
 NO_TEXT = Text()
+TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3  # as in the paper
 LARGE_KEPT = 16384  # probabilities of more tokens stay in float32, in which they were computed
 
 
@@ -91,6 +95,7 @@ def make_sampler(
         edits,
         make_shape(options) if options.do_sample else None,
         np.random.default_rng(options.seed),
+        typical=options.acceptance == "typical",
         ratio=options.acceptance == "ratio" or (options.acceptance == "auto" and options.seed is None),
         grammar=grammar,
     )
@@ -146,12 +151,20 @@ class Sampler:
     """See the module. Without a ``shape`` it is greedy."""
 
     def __init__(
-        self, edits: Sequence[Edit], shape: Shape | None, rng: np.random.Generator, *, ratio: bool, grammar: Grammar | None = None
+        self,
+        edits: Sequence[Edit],
+        shape: Shape | None,
+        rng: np.random.Generator,
+        *,
+        ratio: bool,
+        typical: bool = False,
+        grammar: Grammar | None = None,
     ) -> None:
         self._edits = tuple(edits)
         self._shape = shape
         self._rng = rng
         self._ratio = ratio
+        self._typical = typical
         self._grammar = grammar
         self._buffer = np.zeros(0, np.float32)
 
@@ -175,6 +188,8 @@ class Sampler:
         if len(p.tokens) == 1:
             # No random number: a seed then goes on alike whether a forced token is accepted or committed without a pass.
             return int(p.tokens[0])
+        if self._typical and (taken := first_typical(p, candidates)) is not None:
+            return taken
         if self._ratio and any(q is not None for _, q in candidates):
             return reject_recursively(p, candidates, self._rng.random)
         return p.draw(self._rng.random())
@@ -263,6 +278,13 @@ def reject_recursively(p: Distribution, candidates: Sequence[Candidate], uniform
             return token if chance > 0 else p.draw(uniform())
         p = rest
     return p.draw(uniform())
+
+
+def first_typical(p: Distribution, candidates: Sequence[Candidate]) -> int | None:
+    """The first candidate that is at least as likely as a share of what a typical token of ``p`` is, None if all are less."""
+    entropy = -float((p.weights * np.log(p.weights)).sum())
+    least = min(TYPICAL_EPSILON, TYPICAL_DELTA * float(np.exp(-entropy)))
+    return next((token for token, _ in candidates if p.probability(token) > least), None)
 
 
 def draw_several(q: Distribution, count: int, uniform: Callable[[], float], *, replacement: bool) -> list[Candidate]:

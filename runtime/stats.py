@@ -25,7 +25,8 @@ class Stats:
     """As asked: a number, or "auto"; 0 for plain decoding."""
     exactness: str = "exact"
     """What holds for this text. "exact": plain decoding's, proven bit for bit. "checked": plain decoding's, since near-ties
-    were scored again. "fast": near-ties may fall the other way; it was asked for, or no more could be shown on this
+    were scored again. "typical": not plain decoding's, since drafted tokens were accepted that it might not have drawn; it was asked
+    for. "fast": near-ties may fall the other way; it was asked for, or no more could be shown on this
     machine."""
     prompt_tokens: int = 0
     reused_tokens: int = 0

@@ -27,13 +27,14 @@ from edgespec.manifest import (
     ModelSpec,
     Quantisation,
     Source,
+    Tap,
     TokenizerSpec,
     parse_manifest,
     read_manifest,
 )
 
 SHA = "0" * 64
-FILES = ("model.onnx", "model.bin", "draft.onnx", "tokenizer.json", "chat.jinja")
+FILES = ("model.onnx", "model.bin", "draft.onnx", "tokenizer.json", "chat.jinja", "eagle.tokens")
 MODEL = ModelSpec(
     architecture="LlamaForCausalLM",
     graph="model.onnx",
@@ -51,11 +52,18 @@ MODEL = ModelSpec(
 EXAMPLE = Manifest(
     format_version=FORMAT_VERSION,
     created_by="edgespec 0.1.0",
-    models={"target": MODEL, "draft": dataclasses.replace(MODEL, graph="draft.onnx", fidelity=None, pass_ms=None)},
+    models={
+        "target": dataclasses.replace(MODEL, hidden_states=3 * 576, taps=(Tap("last", 576), Tap("layer.2", 576), Tap("layer.15", 576))),
+        "draft": dataclasses.replace(MODEL, graph="draft.onnx", fidelity=None, pass_ms=None),
+        "eagle": dataclasses.replace(
+            MODEL, layers=MODEL.layers[:1], reads=("layer.2", "layer.15"), features=2 * 576, hidden_states=576, token_ids="eagle.tokens"
+        ),
+        "medusa": dataclasses.replace(MODEL, layers=(), reads=("last",), features=576, accuracy=((0.6, 0.2), (0.3, 0.1))),
+    },
     tokenizer=TokenizerSpec(
         "tokenizer.json", SHA, 49152, (2,), bos_id=1, prefix_ids=(1,), chat_template="chat.jinja", bos_token="<s>", eos_token="</s>"
     ),
-    drafters=(DrafterSpec("ngram"), DrafterSpec("draft", "draft")),
+    drafters=(DrafterSpec("ngram"), DrafterSpec("draft", "draft"), DrafterSpec("eagle", "eagle"), DrafterSpec("medusa", "medusa")),
     files=tuple(BundleFile(name, 10, SHA) for name in FILES),
     exactness=Exactness("bitwise", (2, 4, 6), "x86_64", "1.32.0"),
 )
@@ -164,6 +172,20 @@ def test_defaults_may_be_left_out() -> None:
         (("models", "target", "pass_ms"), {"zero": 1.0}, "models.target.pass_ms"),
         (("models", "target", "architecture"), "\ud800", "models.target.architecture"),
         (("models", "a\nb"), VALID_MODEL, "models"),
+        (("models", "target", "taps", 0, "name"), "layer.0", "models.target.taps[0].name"),
+        (("models", "target", "taps", 1, "name"), "last", "do not all have names of their own"),
+        (("models", "target", "taps", 0, "width"), 0, "models.target.taps[0].width"),
+        (("models", "target", "taps", 0, "width"), 5, "columns are not those of hidden_states"),
+        (("models", "target", "reads"), ["last"], "models.target.features"),
+        (("models", "eagle", "reads"), ["layer.3"], "models.eagle.reads[0]"),
+        (("models", "eagle", "reads"), [], "names no tap"),
+        (("models", "eagle", "reads"), None, "models.eagle.features"),
+        (("models", "eagle", "features"), 576, "is not the width of what it reads, 1152"),
+        (("models", "eagle", "token_ids"), "../map", "models.eagle.token_ids"),
+        (("models", "medusa", "accuracy", 1, 0), 1.5, "models.medusa.accuracy[1][0]"),
+        (("drafters", 1, "model"), "eagle", "is not what a drafter of kind draft runs"),
+        (("drafters", 2, "model"), "draft", "is not what a drafter of kind eagle runs"),
+        (("drafters", 3, "model"), "eagle", "is not what a drafter of kind medusa runs"),
         (("exactness", "widths", 0), 0, "exactness.widths[0]"),
         (("surprise",), 1, "unknown field"),
         (("models", "target", "surprise"), 1, "unknown field"),

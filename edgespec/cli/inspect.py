@@ -58,13 +58,29 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
         ("licence", source.licence or "not stated by the checkpoint"),
         ("architecture", f"{model.architecture}, hidden size {model.hidden_size}, vocabulary {model.vocab_size}"),
         ("weights", quantisation_text(model.quantisation)),
-        ("KV cache", f"{kv_text(model.layers)}, {model.kv_dtype}, at most {model.capacity} tokens"),
+        ("KV cache", f"{kv_text(model.layers)}, {model.kv_dtype}, at most {model.capacity} tokens" if model.layers else "none"),
         ("widest pass", f"{model.max_width} tokens"),
     ]
+    pairs += head_facts(model)
     if model.fidelity:
         pairs += fidelity_facts(model.fidelity)
     if model.pass_ms:
         pairs.append(("pass cost", ", ".join(f"{width}: {cost:.2f} ms" for width, cost in model.pass_ms.items())))
+    return pairs
+
+
+def head_facts(model: ModelSpec) -> list[tuple[str, str]]:
+    """What a target gives to heads, or what a head reads and how often it has been right."""
+    pairs = []
+    if model.taps:
+        pairs.append(("gives to heads", ", ".join(f"{tap.name} ({tap.width})" for tap in model.taps)))
+    if model.reads:
+        pairs.append(("reads", ", ".join(model.reads)))
+    if model.token_ids:
+        pairs.append(("scores", f"{model.vocab_size} of the target's tokens"))
+    if model.accuracy:
+        shares = ", ".join(f"{ranks[0]:.0%}" for ranks in model.accuracy)
+        pairs.append(("first token right", f"{shares} (of each head in turn, on text that the target wrote)"))
     return pairs
 
 

@@ -101,8 +101,9 @@ GENERATION_OPTIONS = (
     click.option("--seed", type=int, help="Of --sample: the same seed draws the same text."),
     click.option(
         "--acceptance",
-        type=click.Choice(["match", "ratio"]),
-        help="Of --sample: match draws the same text with every drafter, ratio accepts more drafts; match with a --seed, else ratio.",
+        type=click.Choice(["match", "ratio", "typical"]),
+        help="Of --sample: match draws the same text with every drafter, ratio accepts more drafts; match with a --seed, else ratio. "
+        "typical accepts still more and is not lossless.",
     ),
     click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and text get less likely."),
     click.option("--presence-penalty", type=float, help="Subtracted from the score of each token that the answer has."),

@@ -21,7 +21,9 @@ from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import foreign
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
+from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.sampling import Candidate, Guess
+from edgespec.runtime.token_map import TokenMap
 from edgespec.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class Drafter(abc.ABC):
         return None
 
 
+def _no_head(kind: str) -> Any:
+    raise UsageError(f"drafter {kind!r} needs a head, and there is none")
+
+
 @dataclasses.dataclass(frozen=True)
 class Resources:
     """What a factory may use.
@@ -100,6 +106,9 @@ class Resources:
         corpus: a text of the user's for the n-gram drafter, if there is one.
         window: W, N and G of Lookahead decoding, None for its own choice.
         kept: what drafters keep from one generation of a conversation to the next, by names of their own.
+        features: for a head of a kind, what gives the target's hidden states that it reads, [rows of the target's cache, F].
+        heads: gives the bundle's heads of a kind that keep no cache.
+        token_map: of the bundle's model of a kind, None where it scores the target's ids.
     """
 
     vocabulary: int
@@ -114,6 +123,9 @@ class Resources:
     corpus: Corpus | None = None
     window: tuple[int, int, int] | None = None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    features: Callable[[str], Callable[[], Floats]] = _no_head
+    heads: Callable[[str], RowHeads] = _no_head
+    token_map: Callable[[str], TokenMap | None] = lambda _: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +144,7 @@ class Kind:
 
 
 _KINDS: dict[str, Kind] = {}
+PARTS = {"draft": "a draft model", "eagle": "an EAGLE head", "medusa": "Medusa heads"}
 AUTO = (("ngram",), ("eagle", "medusa", "draft"))
 """What "auto" asks in turn: of each group the first that the bundle can run. The cheap one comes first."""
 
@@ -176,7 +189,8 @@ def chosen(names: str, manifest: Manifest) -> tuple[str, ...]:
         if name in asked[:index]:
             raise UsageError(f"drafter {names!r}: {name} is named twice")
         if name not in known and name in _KINDS:
-            raise UsageError(f"drafter {name!r} needs a {_KINDS[name].needs} model, which this bundle lacks; it can run {', '.join(known)}")
+            needed = PARTS.get(_KINDS[name].needs or "", f"a {_KINDS[name].needs} model")
+            raise UsageError(f"drafter {name!r} needs {needed}, which this bundle lacks; it can run {', '.join(known)}")
         if name not in known:
             raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(known)}")
         kind_of(name)
@@ -196,13 +210,17 @@ def model_names(kind: str, manifest: Manifest) -> tuple[str, ...]:
 
 def _register_own() -> None:
     from edgespec.runtime.drafters.draft_model import DraftModel
+    from edgespec.runtime.drafters.eagle import make_eagle
     from edgespec.runtime.drafters.lookahead import make_lookahead
+    from edgespec.runtime.drafters.medusa import make_medusa
     from edgespec.runtime.drafters.ngram import NGram
     from edgespec.runtime.drafters.tree import make_token_tree
 
     register("ngram", NGram.of)
     register("draft", DraftModel.of, needs="draft")
     register("tree", make_token_tree, needs="draft", sizes_itself=True)
+    register("eagle", make_eagle, needs="eagle", sizes_itself=True)
+    register("medusa", make_medusa, needs="medusa", sizes_itself=True)
     register("lookahead", make_lookahead, sizes_itself=True)
 
 

@@ -27,8 +27,8 @@ class Chances:
     def __init__(self) -> None:
         bounds = [EDGES[0] / 3, *EDGES, 1.0]
         self._centres = [math.sqrt(low * high) for low, high in itertools.pairwise(bounds)]
-        self._ranks = _Shares(FIRST)
-        self._bins = _Shares(self._centres)
+        self._ranks = Shares(FIRST)
+        self._bins = Shares(self._centres)
         self._learnt()
 
     def of(self, probability: float) -> float:
@@ -82,7 +82,7 @@ def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return [value for value, _, size in pools for _ in range(size)]
 
 
-class _Shares:
+class Shares:
     """Weighted counts of what came true; they begin at, and fade to, shares known beforehand."""
 
     def __init__(self, start: Sequence[float]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.chances import Chances
@@ -56,17 +57,36 @@ class TreeOptions:
     costs: TreeCosts | None = None
 
 
+class Cache(Protocol):
+    """The rows of one draft. ``vocabulary`` is the number of ids that it scores, ``room`` the number of rows that are free."""
+
+    model: Model
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
+        """Logits [V] after ``context``; None if it does not fit or has a token from ``vocabulary`` on."""
+
+    def score(self, growth: Growth, nodes: Sequence[int]) -> Floats:
+        """Logits [n, V] after these nodes, whose parents have been scored before; a view that the next pass overwrites."""
+        ...
+
+
 class TokenTree(Drafter):
-    """Drafts with ``models``; proposes only ids below ``vocabulary``, whatever the drafts' own are padded to."""
+    """Drafts with the models of ``caches``; proposes only ids below ``vocabulary``, whatever the drafts' own are padded to."""
 
     name = "tree"
 
-    def __init__(self, models: Sequence[Model], vocabulary: int, options: TreeOptions) -> None:
-        self._caches = [TreeCache(model) for model in models]
-        self._vocabulary = min(vocabulary, *(model.spec.vocab_size for model in models))
+    def __init__(self, caches: Sequence[Cache], vocabulary: int, options: TreeOptions) -> None:
+        self._caches = tuple(caches)
+        self._vocabulary = min(vocabulary, *(cache.vocabulary for cache in caches))
         self._options = options
         self._chances = Chances()
-        self._before = [(model.passes, model.run_seconds) for model in models]
+        self._before = [(cache.model.passes, cache.model.run_seconds) for cache in caches]
         self._grown: tuple[Growth, list[float], int] | None = None
         """The last tree, the draft's probabilities of its nodes, and the length of its context."""
         self._rests = False
@@ -172,8 +192,13 @@ class TokenTree(Drafter):
 def make_token_tree(resources: Resources) -> TokenTree:
     """With all draft models of the bundle."""
     models = resources.models("draft")
-    costs = None if resources.pass_ms is None else TreeCosts(resources.pass_ms, len(models) * resources.draft_ms("draft"))
-    return TokenTree(models, resources.vocabulary, TreeOptions(resources.guess, resources.draws, resources.branches, costs))
+    options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "draft", len(models)))
+    return TokenTree([TreeCache(model) for model in models], resources.vocabulary, options)
+
+
+def costs_of(resources: Resources, kind: str, models: int) -> TreeCosts | None:
+    """With so many models of a kind; None where a number of nodes was asked for."""
+    return None if resources.pass_ms is None else TreeCosts(resources.pass_ms, models * resources.draft_ms(kind))
 
 
 def shape(by_rank: Sequence[float], most: int, branches: bool, costs: TreeCosts | None) -> tuple[Growth, int, float]:

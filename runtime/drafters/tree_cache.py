@@ -24,6 +24,11 @@ class TreeCache:
         self._window = ContextWindow()
 
     @property
+    def vocabulary(self) -> int:
+        """Number of ids that rows of logits have."""
+        return self.model.spec.vocab_size
+
+    @property
     def room(self) -> int:
         """Rows that are free."""
         return self.model.capacity - self.model.length

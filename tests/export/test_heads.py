@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,31 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgespec.errors import CheckpointError, ExportError, UnsupportedModelError
+from edgespec.cli.inspect import describe
+from edgespec.errors import CheckpointError, ExportError, UnsupportedModelError, UsageError
 from edgespec.export import ExportConfig, ExportReport
-from edgespec.export.checkpoint import open_checkpoint
 from edgespec.export.heads import Head, TargetShape, proof
-from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.eagle import open_eagle
 from edgespec.export.heads.medusa import accuracy_of, open_medusa
-from edgespec.export.recipe import Plan
-from edgespec.export.trace.model import build_empty, matrix_names
-from edgespec.export.weights import WeightFile
-from edgespec.manifest import KvLayer, ModelSpec, Quantisation, Source, Tap
+from edgespec.manifest import ModelSpec, Tap
 from edgespec.runtime.features import columns
 from edgespec.runtime.model import Model
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
-from tests.helpers.bundles import VOCAB
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
-from tests.helpers.heads import DIM, KV_HEADS, LAYERS, Eagle, TargetMatrices, V, make_eagle, medusa_logits, medusa_tensors, write_medusa
+from tests.helpers.heads import (
+    LAYERS,
+    Eagle,
+    TargetMatrices,
+    V,
+    make_eagle,
+    medusa_logits,
+    medusa_tensors,
+    target_shape,
+    write_alone,
+    write_medusa,
+)
 
 IDS = np.random.default_rng(0).integers(0, 256, 40).tolist()
 EAGLES = {
@@ -77,21 +84,7 @@ def original(target: Path) -> Original:
 
 @pytest.fixture(scope="module")
 def shape(target: Path) -> TargetShape:
-    """The target as heads are checked against it, without a trace."""
-    checkpoint = open_checkpoint(str(target))
-    model = build_empty(checkpoint.config_copy())
-    checkpoint.bind(model)
-    return TargetShape(64, V, LAYERS, checkpoint, *matrix_names(model))
-
-
-def write(head: Head, folder: Path, taps: tuple[str, ...]) -> ModelSpec:
-    """The head alone, in float, for a target that gives ``taps``."""
-    layers = (KvLayer(KV_HEADS, DIM, DIM),)
-    no_target = ModelSpec(
-        "llama", "none", (), layers, V, 64, CAPACITY, 8, Quantisation("none", 32), Source("tests"), taps=tuple(Tap(tap, 64) for tap in taps)
-    )
-    with WeightFile(folder / "weights.bin") as weights:
-        return head.write(Workplace(folder, weights, ExportConfig("none", folder, weights="fp32"), no_target, Plan(None), VOCAB))
+    return target_shape(target)
 
 
 def load(folder: Path, spec: ModelSpec) -> Model:
@@ -139,7 +132,7 @@ def test_without_heads_the_graph_stays_as_it_is(pair: ExportReport) -> None:
 @pytest.mark.parametrize(("layers", "form"), [(1, "pt"), (2, "safetensors")])
 def test_medusa_equals_its_formula(layers: int, form: str, shape: TargetShape, original: Original, tmp_path: Path) -> None:
     tensors = medusa_tensors(heads=5, layers=layers)
-    spec = write(open_medusa(str(write_medusa(tmp_path / "heads", tensors, form)), shape), tmp_path, ("last",))
+    spec = write_alone(open_medusa(str(write_medusa(tmp_path / "heads", tensors, form)), shape), tmp_path, ("last",))
     heads = RowHeads(tmp_path / spec.graph, spec, threads=1, providers=DEFAULT_PROVIDERS)
     assert (heads.heads, spec.layers, spec.reads, spec.features) == (5, (), ("last",), 64)
     features = original.hidden[LAYERS]
@@ -154,7 +147,7 @@ def test_eagle_equals_its_formula(name: str, shape: TargetShape, original: Origi
     """Over prefill in two passes, then rows with the head's own features, a tree of them, and on from the rollback."""
     eagle = EAGLES[name]
     head = open_eagle(str(eagle.write(tmp_path / "head", "bin" if name == "eagle-1" else "safetensors")), shape)
-    spec = write(head, tmp_path, ("layer.2", "layer.4", "layer.5", "last"))
+    spec = write_alone(head, tmp_path, ("layer.2", "layer.4", "layer.5", "last"))
     model = load(tmp_path, spec)
     given = original.taps((LAYERS,) if eagle.layout == "1" else (2, 4, 5))[:-1]
     tokens, count = IDS[1:], 30
@@ -277,6 +270,19 @@ def test_a_head_that_does_not_fit_is_refused_before_work(target: Path, tmp_path:
     assert not (tmp_path / "bundle").exists()
 
 
+def test_heads_and_fixed_shapes_do_not_go_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--eagle: heads read hidden states that graphs of --profile npu do not give"):
+        ExportConfig("none", tmp_path, eagle="none", profiles=("npu",))
+
+
+def test_inspect_shows_heads(report: ExportReport) -> None:
+    text = describe(report.output, report.manifest)
+    assert "ngram, medusa (model medusa), eagle (model eagle)" in text
+    assert re.search(r"gives to heads +last \(64\)\n", text)
+    assert len(re.findall(r"reads +last\n", text)) == 2
+    assert re.search(r"first token right +\d+% \(of each head in turn", text)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return os.mkdir, ("evil",)
@@ -315,7 +321,7 @@ def test_files_that_are_none(shape: TargetShape, tmp_path: Path) -> None:
 def test_numbers_that_are_none_are_refused(shape: TargetShape, tmp_path: Path) -> None:
     head = _put(fc__weight=lambda _: torch.full((64, 192), torch.nan))(make_eagle("3")).write(tmp_path / "head")
     with pytest.raises(CheckpointError, match=r"fc.weight has values that are not finite"):
-        write(open_eagle(str(head), shape), tmp_path, ("layer.2", "layer.4", "layer.5"))
+        write_alone(open_eagle(str(head), shape), tmp_path, ("layer.2", "layer.4", "layer.5"))
 
 
 def test_a_target_with_few_layers_has_no_place_for_eagle_3(shape: TargetShape, tmp_path: Path) -> None:
@@ -333,7 +339,7 @@ def test_a_damaged_head_is_found_out() -> None:
 
 def test_a_map_is_written_for_a_reduced_vocabulary(shape: TargetShape, tmp_path: Path) -> None:
     eagle = make_eagle("3")
-    spec = write(open_eagle(str(eagle.write(tmp_path / "head")), shape), tmp_path, ("layer.2", "layer.4", "layer.5"))
+    spec = write_alone(open_eagle(str(eagle.write(tmp_path / "head")), shape), tmp_path, ("layer.2", "layer.4", "layer.5"))
     assert spec.token_ids is not None
     ids = np.fromfile(tmp_path / spec.token_ids, "<i4")
     assert ids.tolist() == eagle.target_ids.tolist()

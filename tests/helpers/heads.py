@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
+from edgespec.export import ExportConfig
+from edgespec.export.checkpoint import open_checkpoint
+from edgespec.export.heads import Head, TargetShape
+from edgespec.export.heads.base import Workplace
+from edgespec.export.recipe import Plan
+from edgespec.export.trace.model import build_empty, matrix_names
+from edgespec.export.weights import WeightFile
+from edgespec.manifest import KvLayer, ModelSpec, Quantisation, Source, Tap
+from tests.helpers.bundles import VOCAB
 from tests.helpers.checkpoints import BASE, CAPACITY
 
 H, V, I = BASE["hidden_size"], BASE["vocab_size"], BASE["intermediate_size"]  # noqa: E741
@@ -150,12 +160,12 @@ class TargetMatrices:
     head: torch.Tensor
 
 
-def make_eagle(layout: str, seed: int = 0, *, reduced: bool = True, bias: bool = False, **norms: bool) -> Eagle:
+def make_eagle(layout: str, seed: int = 0, *, reduced: bool = True, bias: bool = False, taps: int = 3, **norms: bool) -> Eagle:
     """A random head. ``reduced`` gives EAGLE-3 a vocabulary of its own, ``bias`` gives EAGLE-1 some, ``norms`` are of speculators."""
     random = _random(seed)
     three = layout != "1"
     wide = 2 * H if three else H
-    tensors: Tensors = {"fc.weight": random(H, 3 * H if three else 2 * H)}
+    tensors: Tensors = {"fc.weight": random(H, taps * H if three else 2 * H)}
     for name, rows, columns in (
         ("self_attn.q_proj", HEADS * DIM, wide), ("self_attn.k_proj", KV_HEADS * DIM, wide), ("self_attn.v_proj", KV_HEADS * DIM, wide),
         ("self_attn.o_proj", H, HEADS * DIM), ("mlp.gate_proj", I, H), ("mlp.up_proj", I, H), ("mlp.down_proj", H, I),
@@ -165,7 +175,7 @@ def make_eagle(layout: str, seed: int = 0, *, reduced: bool = True, bias: bool =
     config: dict[str, Any] = dict(norms)
     if three:
         names += ["layers.0.hidden_norm", "layers.0.input_layernorm", "norm"]
-        names += [f"fc_norm.{index}" for index in range(3)] if norms.get("fc_norm") else []
+        names += [f"fc_norm.{index}" for index in range(taps)] if norms.get("fc_norm") else []
         config |= {"speculators_model_type": "eagle3"} if layout == "speculators" else {"architectures": ["LlamaForCausalLMEagle3"]}
         config["draft_vocab_size"] = REDUCED if reduced else V
         tensors["lm_head.weight"] = random(REDUCED if reduced else V, H)
@@ -174,7 +184,7 @@ def make_eagle(layout: str, seed: int = 0, *, reduced: bool = True, bias: bool =
             tensors |= {"d2t": ids - torch.arange(REDUCED), "t2d": torch.isin(torch.arange(V), ids)}
     tensors |= {f"{name}.weight": 1 + random(H) for name in names}
     if norms.get("norm_before_fc"):
-        tensors["input_norm.weight"] = 1 + random(3 * H)
+        tensors["input_norm.weight"] = 1 + random(taps * H)
     if bias:
         tensors |= {"fc.bias": random(H), "layers.0.self_attn.q_proj.bias": random(HEADS * DIM)}
     return Eagle(layout, tensors, config)
@@ -188,3 +198,77 @@ def _random(seed: int) -> Any:
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def target_shape(checkpoint: Path) -> TargetShape:
+    """The target as heads are checked against it, without a trace."""
+    opened = open_checkpoint(str(checkpoint))
+    model = build_empty(opened.config_copy())
+    opened.bind(model)
+    return TargetShape(H, V, model.config.num_hidden_layers, opened, *matrix_names(model))
+
+
+def write_alone(head: Head, folder: Path, taps: tuple[str, ...]) -> ModelSpec:
+    """A head in float, without a bundle, for a target that gives ``taps``."""
+    given = tuple(Tap(tap, H) for tap in taps)
+    layers = (KvLayer(KV_HEADS, DIM, DIM),)
+    target = ModelSpec("llama", "none", (), layers, V, H, CAPACITY, 8, Quantisation("none", 32), Source("tests"), taps=given)
+    with WeightFile(folder / "weights.bin") as weights:
+        return head.write(Workplace(folder, weights, ExportConfig("none", folder, weights="fp32"), target, Plan(None), VOCAB))
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What the tiny target writes after a prompt, and its hidden states: entering each layer and behind the last norm, [n, H] each."""
+
+    tokens: list[int]
+    hidden: tuple[torch.Tensor, ...]
+    target: TargetMatrices
+
+    @classmethod
+    def of(cls, checkpoint: Path, prompt: list[int], count: int) -> Text:
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32).eval()
+        tokens = list(prompt)
+        with torch.no_grad():
+            for _ in range(count):
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1, :VOCAB].argmax()))
+            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        target = TargetMatrices(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
+        return cls(tokens, tuple(state[0] for state in states), target)
+
+
+def oracle_medusa(text: Text, heads: int = 3) -> Tensors:
+    """Heads that are right about ``text``: their last matrix is fitted to it, with fewer positions than a hidden state has numbers."""
+    tensors: Tensors = {}
+    for head in range(heads):
+        rows = len(text.tokens) - 2 - head
+        wanted = functional.one_hot(torch.tensor(text.tokens[2 + head :]), V).float()
+        tensors |= {f"{head}.0.linear.weight": torch.zeros(H, H), f"{head}.0.linear.bias": torch.zeros(H)}
+        tensors[f"{head}.1.weight"] = _fitted(text.hidden[-1][:rows], wanted)
+    return tensors
+
+
+def oracle_eagle(text: Text, layout: str, layers: tuple[int, ...] = ()) -> Eagle:
+    """A head that is right about ``text``. Its decoder layer adds nothing. EAGLE-1's ``fc`` foretells the next hidden state, so that a
+    whole chain is right; EAGLE-3's, over what enters ``layers``, gives each token a code: the first token of a chain is right."""
+    eagle = make_eagle(layout)
+    tensors = dict(eagle.tensors)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"] = torch.zeros_like(tensors[f"layers.0.{name}.weight"])
+    following = torch.tensor(text.tokens[1:])
+    if layout == "1":
+        given, wanted = torch.cat([text.target.embedding[following], text.hidden[-1][:-1]], -1), text.hidden[-1][1:]
+        return dataclasses.replace(eagle, tensors=tensors | {"fc.weight": _fitted(given, wanted)})
+    given = torch.cat([text.hidden[layer] for layer in layers], -1)[:-2]
+    known = sorted(set(text.tokens))
+    ids = torch.tensor(known + [token for token in range(V) if token not in known][: REDUCED - len(known)]).sort().values
+    codes = functional.normalize(torch.randn(REDUCED, H, generator=torch.Generator().manual_seed(5)), dim=-1)
+    own = torch.tensor([int((ids == token).nonzero()) for token in text.tokens[2:]])
+    tensors |= {"d2t": ids - torch.arange(REDUCED), "t2d": torch.isin(torch.arange(V), ids), "norm.weight": torch.ones(H)}
+    tensors |= {"fc.weight": _fitted(given, codes[own]), "lm_head.weight": codes}
+    return dataclasses.replace(eagle, tensors=tensors, config=eagle.config | {"eagle_aux_hidden_state_layer_ids": list(layers)})
+
+
+def _fitted(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The matrix [M, N] that takes rows ``given`` [n, N] to ``wanted`` [n, M], by least squares; not by what rounding makes of rows."""
+    return torch.linalg.lstsq(given.double(), wanted.double(), rcond=1e-8, driver="gelsd").solution.T.float()

@@ -19,6 +19,7 @@ class TableModel:
     """The methods of ``edgespec.runtime.model.Model`` on a table: logits [V] of a row are those of its own token."""
 
     capacity = 10_000
+    chunk = 128
 
     def __init__(self, table: np.ndarray) -> None:
         self.table = table.astype(np.float32)
@@ -46,6 +47,40 @@ class TableModel:
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         self.tokens[start:] = [self.tokens[start + row] for row in rows]
+
+
+class TableHead(TableModel):
+    """A table that takes features and gives some, as an EAGLE head does. The table is [V, Vd]."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        super().__init__(table)
+        self.spec = SimpleNamespace(vocab_size=table.shape[1])
+
+    @property
+    def features(self) -> np.ndarray:
+        return np.zeros((self.length, 1), np.float32)
+
+    def run(self, tokens: Sequence[int], rows: Sequence[int], *_: object, **others: object) -> np.ndarray:
+        features = others["features"]
+        assert isinstance(features, np.ndarray)
+        assert len(features) == len(tokens)
+        return super().run(tokens, rows)
+
+
+class TableHeads:
+    """Medusa heads whose hidden state [1] is the row's token: head d ranks by the table's row d places on."""
+
+    def __init__(self, table: np.ndarray, heads: int) -> None:
+        self.heads, self.ranks = heads, len(table)
+        self._ranked = np.argsort(-table, axis=-1)
+        self.spec = SimpleNamespace(accuracy=None)
+        self.passes = 0
+        self.run_seconds = 0.0
+
+    def run(self, features: np.ndarray) -> np.ndarray:
+        self.passes += 1
+        ahead = features.astype(np.int64) + 1 + np.arange(self.heads)
+        return self._ranked[ahead % len(self._ranked)]
 
 
 def table_target(table: np.ndarray, eos_ids: Sequence[int] = ()) -> Target:

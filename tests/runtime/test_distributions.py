@@ -24,15 +24,19 @@ from edgespec.runtime import sampling
 from edgespec.runtime.controller import FixedLength
 from edgespec.runtime.drafters import Drafter
 from edgespec.runtime.drafters.draft_model import DraftModel
+from edgespec.runtime.drafters.eagle import Eagle, EagleCache
 from edgespec.runtime.drafters.lookahead import Lookahead, Window
+from edgespec.runtime.drafters.medusa import Medusa
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.drafters.tree import TokenTree, TreeOptions
-from edgespec.runtime.loop import generate_blocks
+from edgespec.runtime.drafters.tree_cache import TreeCache
+from edgespec.runtime.loop import Target, generate_blocks
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.processors import Text
 from edgespec.runtime.sampling import Sampler, draw_several, make_sampler
 from edgespec.runtime.stats import Stats
+from edgespec.runtime.token_map import TokenMap
 from edgespec.tree import DraftTree
 from tests.helpers import tables
 
@@ -61,6 +65,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LEVELS = ("low", "middle", "full")
+MODELLED = ("lookahead", "eagle", "medusa")
+SCORED = (0, 1, 3, 4, 6, 7)  # tokens of a head with a reduced vocabulary
 
 
 def target_table(level: str) -> np.ndarray:
@@ -170,7 +176,7 @@ class Threshold:
         return self.confidence > 0.45
 
 
-def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generator) -> Source:
+def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generator, target: Target) -> Source:
     if name == "ngram":
         return Source(NGram(), FixedLength(3))
     if name.startswith("draft"):
@@ -181,21 +187,30 @@ def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generato
     if name.startswith("token tree"):
         tables_ = [draft_table(level), draft_table("low")] if name.endswith("two drafts") else [draft_table(level)]
         options = TreeOptions(sampler.draft_several, sampler.draws)
-        return Source(TokenTree([tables.TableModel(table) for table in tables_], SIZE, options), FixedLength(6))  # type: ignore[misc]
+        caches = [TreeCache(tables.TableModel(table)) for table in tables_]  # type: ignore[arg-type]
+        return Source(TokenTree(caches, SIZE, options), FixedLength(6))
+    if name.startswith("eagle"):
+        head = tables.TableHead(draft_table(level)[:, SCORED])
+        cache = EagleCache(head, lambda: np.zeros((target.model.length, 1), np.float32), TokenMap(np.array(SCORED), SIZE))  # type: ignore[arg-type]
+        return Source(Eagle(cache, SIZE, TreeOptions(sampler.draft_several, sampler.draws)), FixedLength(6))
+    if name == "medusa":
+        heads = tables.TableHeads(draft_table(level), heads=3)
+        features = lambda: np.array(target.model.tokens, np.float32)[:, None]  # noqa: E731
+        return Source(Medusa(heads, features), FixedLength(6))  # type: ignore[arg-type]
     replacement = {"tree, with replacement": True, "tree, without": False, "tree, chosen": None}[name]
     return Source(Trees(draft_table(level), sampler, rng, replacement), FixedLength(16))
 
 
 DRAFTERS = (
     "none", "ngram", "draft, match", "draft, ratio", "draft, gated", "tree, with replacement", "tree, without", "tree, chosen",
-    "token tree, match", "token tree, ratio", "token tree, two drafts", "lookahead",
+    "token tree, match", "token tree, ratio", "token tree, two drafts", "lookahead", "eagle, match", "eagle, ratio", "medusa",
 )  # fmt: skip
 
 
 def sample(name: str, processor: str, level: str, count: int, seed: int = 0) -> tuple[Counter[tuple[int, ...]], float]:
     """Counts of ``count`` texts, and the share of drafted tokens that were accepted."""
     acceptance = "match" if name.endswith("match") else "ratio"
-    extra = 9 if "tree" in name or name == "lookahead" else 0
+    extra = 9 if "tree" in name or name.startswith(MODELLED) else 0
     options = GenerationOptions(do_sample=True, acceptance=acceptance, max_new_tokens=LENGTH, **PROCESSORS[processor])
     rng = np.random.default_rng(seed)
     target = tables.table_target(target_table(level), [EOS])
@@ -205,7 +220,7 @@ def sample(name: str, processor: str, level: str, count: int, seed: int = 0) -> 
         target.model.keep(0)
         sampler = make_sampler(options, prompt_length=len(PROMPT), eos_ids=[EOS])
         sampler._rng = rng
-        proposer = Proposer([] if name == "none" else [make_source(name, level, sampler, rng)])
+        proposer = Proposer([] if name == "none" else [make_source(name, level, sampler, rng, target)])
         context = list(PROMPT)
         stats.new_tokens = 0
         # The limit is what the loop drafts up to: a tree needs room for all of its nodes, so the text is cut here.
@@ -236,7 +251,7 @@ def misses(name: str, processor: str, level: str, count: int, seed: int = 0) -> 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_processor(name: str) -> None:
     # Those with a model of their own take longer; the slow table has all.
-    for processor in ("none", "top_k", "everything") if name.startswith(("token tree", "lookahead")) else PROCESSORS:
+    for processor in ("none", "top_k", "everything") if name.startswith(("token tree", *MODELLED)) else PROCESSORS:
         assert misses(name, processor, "middle", 250)[0] == [], processor
 
 

@@ -32,7 +32,7 @@ def open_draft(bundle: Path, capacity: int = 100) -> Model:
 
 
 def make(*models: Model, vocabulary: int = 259, **options: Any) -> TokenTree:
-    return TokenTree(models, vocabulary, TreeOptions(GREEDY.draft_several, **options))
+    return TokenTree([TreeCache(model) for model in models], vocabulary, TreeOptions(GREEDY.draft_several, **options))
 
 
 def probabilities_after(model: Model, text: list[int]) -> np.ndarray:

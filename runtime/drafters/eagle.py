@@ -1,0 +1,127 @@
+"""EAGLE (Li et al. 2024 a, b, 2025): a head of one decoder layer, fed with the target's hidden states, grows a tree of tokens.
+
+Row j of its cache takes token j + 1 and the feature of token j. For the text these are the target's hidden states, for drafted
+tokens the head's own output of the row before. How the tree is grown and which of its nodes are verified is the tree drafter's
+(:mod:`edgespec.runtime.drafters.tree`): EAGLE-2's expansion by cumulative probability within measured costs; where the draft is
+sure, or one node was asked for, it is a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.runtime.drafters import Resources, Round
+from edgespec.runtime.drafters.growth import Growth
+from edgespec.runtime.drafters.tree import TokenTree, TreeOptions, costs_of
+from edgespec.runtime.model import Model
+from edgespec.runtime.processors import Floats
+from edgespec.runtime.token_map import TokenMap
+
+
+class EagleCache:
+    """The head's KV cache while it grows a tree. Its rows are named by the tokens whose features they take, so a row also depends on
+    the token after the one that it is named by.
+
+    Args:
+        model: the head.
+        features: gives the target's hidden states, [rows of its cache, F].
+        token_map: of a reduced vocabulary, None if the head scores the target's.
+
+    Attributes:
+        vocabulary: number of ids that rows of logits have.
+    """
+
+    def __init__(self, model: Model, features: Callable[[], Floats], token_map: TokenMap | None = None) -> None:
+        self.model = model
+        self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
+        self._features = features
+        self._token_map = token_map
+        self._settled: int | None = None
+        """So many rows are of the text and took the target's features; None before the first proposal."""
+        self._trunk = 0
+        self._parents: list[int] = []
+        self._row_of = {-1: -1}
+
+    @property
+    def room(self) -> int:
+        """Rows that are free."""
+        return self.model.capacity - self.model.length
+
+    def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
+        """Logits [V] after ``context``; None if it does not fit, has a token from ``vocabulary`` on, or is too short for a feature."""
+        model = self.model
+        self._follow(context)
+        features = self._features()
+        rows = min(len(features), len(context) - 1)
+        if rows < 1 or len(context) - 1 > model.capacity or max(context[model.length :]) >= vocabulary:
+            return None
+        if model.length >= rows:  # The head was asked about this very text before, and its logits are gone.
+            model.keep(rows - 1)
+        while model.length < rows:
+            start, stop = model.length, min(model.length + model.chunk, rows)
+            logits = self._run(context, start, stop, features[start:stop])
+        self._settled = rows
+        while model.length < len(context) - 1:  # Tokens that no pass of the target has seen yet: a grammar forced them.
+            logits = self._run(context, model.length, model.length + 1, model.features[-1:])
+        self._trunk, self._parents, self._row_of = model.length, [], {-1: -1}
+        row: Floats = self._widened(logits)[0]
+        return row
+
+    def score(self, growth: Growth, nodes: Sequence[int]) -> Floats:
+        """Logits [n, V] after these nodes, whose parents have been scored before; a view that the next pass overwrites."""
+        before = []
+        for node in nodes:
+            parent = self._row_of[growth.parents[node]]
+            self._row_of[node] = len(self._parents)
+            self._parents.append(parent)
+            before.append(self._trunk + parent)  # -1, for the root, is the trunk's last row
+        tokens = [growth.tokens[node] for node in nodes]
+        own = self.model.features[np.array(before)]
+        return self._widened(self.model.run(tokens, range(len(nodes)), self._parents, trunk=self._trunk, features=own))
+
+    def settle(self) -> None:
+        """Forget rows with features of the head's own: the text may come to have the same tokens, and its rows are others."""
+        if self._settled is not None:
+            self.model.keep(min(self._settled, self.model.length))
+
+    def _follow(self, context: Sequence[int]) -> None:
+        """Keep the rows that belong to the context."""
+        if self._settled is None:
+            # Rows may be those of another text: of what it shares, the last one took a token that may not be shared.
+            self.model.keep_common(context)
+            self.model.keep(max(self.model.length - 1, 0))
+        else:
+            self.settle()
+
+    def _run(self, context: Sequence[int], start: int, stop: int, features: Floats) -> Floats:
+        """Rows ``start`` to ``stop`` of the text; the logits [1, Vd] of the last."""
+        logits = self.model.run(context[start + 1 : stop + 1], [stop - start - 1], features=features)
+        self.model.tokens[start:] = context[start:stop]
+        return logits
+
+    def _widened(self, logits: Floats) -> Floats:
+        return logits if self._token_map is None else self._token_map.widen(logits)
+
+
+class Eagle(TokenTree):
+    """Grows the tree with a head in place of a draft model."""
+
+    name = "eagle"
+
+    def __init__(self, cache: EagleCache, vocabulary: int, options: TreeOptions) -> None:
+        super().__init__([cache], vocabulary, options)
+        self._cache = cache
+
+    def observe(self, found: Round) -> None:
+        super().observe(found)
+        self._cache.settle()
+
+
+def make_eagle(resources: Resources) -> Eagle:
+    """With the bundle's EAGLE head."""
+    (model, *_) = resources.models("eagle")
+    cache = EagleCache(model, resources.features("eagle"), resources.token_map("eagle"))
+    options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "eagle", 1))
+    return Eagle(cache, resources.vocabulary, options)
