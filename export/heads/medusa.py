@@ -39,7 +39,8 @@ from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors.index.json", "model.safetensors")
-KEY = re.compile(r"(?:medusa_head\.)?([0-9]{1,3})\.([0-9]{1,3})\.(linear\.weight|linear\.bias|weight)")
+PREFIX = "medusa_head."
+KEY = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.(linear\.weight|linear\.bias|weight)")
 RANKS = 10  # tokens of a head that a tree can use; later ones are next to never right
 
 
@@ -52,8 +53,10 @@ def open_medusa(source: str, target: TargetShape) -> MedusaHeads:
     origin, config, stored = open_files("--medusa", source, FILES)
     names: dict[str, str] = {}
     layers: dict[int, int] = {}
-    for key in stored:
-        match = KEY.fullmatch(key)
+    # Some are published inside the model that they were trained with, which is not read from here.
+    inside = any(key.startswith(PREFIX) for key in stored)
+    for key in (key for key in stored if key.startswith(PREFIX) or not inside):
+        match = KEY.fullmatch(key.removeprefix(PREFIX))
         if match is None:
             raise CheckpointError(f"{source}: has a tensor {key} that Medusa heads have no place for")
         head, layer, part = int(match[1]), int(match[2]), match[3]
@@ -84,9 +87,12 @@ class MedusaHeads(Head):
         self.count = count
         self.depth = depth
         self.target = target
+        self._known = target.vocab_size
+        """Tokens that the tokenizer has."""
 
     def write(self, place: Workplace) -> ModelSpec:
-        model = self._graph(place.vocabulary)
+        self._known = min(place.vocabulary, self.target.vocab_size)
+        model = self._graph(self._known)
         plan = Plan(head_scheme(place.config))
         Pipeline(LowerWeights(plan), Tidy())(model)
         place.weights.fill(model.graph, self.checkpoint, method=head_method(place.config))
@@ -97,7 +103,7 @@ class MedusaHeads(Head):
             architecture="medusa",
             weights=(place.weights.path.name,),
             layers=(),
-            vocab_size=min(place.vocabulary, self.target.vocab_size),
+            vocab_size=self.target.vocab_size,
             hidden_size=self.target.hidden_size,
         )
 
@@ -120,11 +126,11 @@ class MedusaHeads(Head):
     def prove(self, folder: Path, spec: ModelSpec, samples: list[Sample], config: ExportConfig) -> ModelSpec:
         heads = RowHeads(folder / spec.graph, spec, threads=default_threads(), providers=DEFAULT_PROVIDERS)
         found = [heads.run(sample.features) for sample in samples]
-        wanted = [self._best(sample.features, spec.vocab_size) for sample in samples]
+        wanted = [self._best(sample.features) for sample in samples]
         require_same_tokens(self.kind, np.concatenate(found), np.concatenate(wanted), head_scheme(config))
         return dataclasses.replace(spec, accuracy=accuracy_of(samples, found))
 
-    def _best(self, features: np.ndarray, vocabulary: int) -> np.ndarray:
+    def _best(self, features: np.ndarray) -> np.ndarray:
         """The token [n, heads] that each head holds likeliest, in torch."""
         x = torch.from_numpy(np.ascontiguousarray(features))
         found = []
@@ -134,7 +140,7 @@ class MedusaHeads(Head):
                 matrix, bias = (self.checkpoint.read_float(f"{head}.{layer}.linear.{part}") for part in ("weight", "bias"))
                 y = y + functional.silu(functional.linear(y, matrix, bias))
             logits = functional.linear(y, self.checkpoint.read_float(f"{head}.{self.depth}.weight"))
-            found.append(logits[:, :vocabulary].argmax(-1))
+            found.append(logits[:, : self._known].argmax(-1))
         return torch.stack(found, 1).numpy()
 
 

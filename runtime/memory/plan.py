@@ -178,7 +178,8 @@ class Footprint:
         """Passes run one after the other, so the largest workspace counts; logits stay with each model."""
         widest = max(settings.chunk, settings.width)
         passes = max(self._activations(name) * widest + self._masks(name, widest, settings.context) for name in names)
-        rows = {name: settings.width + SAMPLED_ROWS if name == "target" else 1 for name in names}
+        # Of a draft one row at a time has logits, of heads a row each.
+        rows = {name: settings.width + SAMPLED_ROWS if name == "target" else len(self._spec(name).accuracy or (1,)) for name in names}
         logits = sum(rows[name] * self._spec(name).vocab_size * 4 for name in names)
         return [
             Part("passes", private=passes + HEAP),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -13,10 +14,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from edgespec.cli.inspect import describe
-from edgespec.errors import CheckpointError, ExportError, UnsupportedModelError, UsageError
+from edgespec.errors import CheckpointError, EdgespecError, ExportError, UnsupportedModelError, UsageError
 from edgespec.export import ExportConfig, ExportReport
 from edgespec.export.heads import Head, TargetShape, proof
 from edgespec.export.heads.eagle import open_eagle
@@ -258,6 +262,32 @@ def test_eagle_heads_that_do_not_fit(
 def test_medusa_heads_that_do_not_fit(tensors: dict[str, torch.Tensor], message: str, shape: TargetShape, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_medusa(str(write_medusa(tmp_path / "heads", tensors)), shape)
+
+
+def test_medusa_heads_inside_a_model_are_found(shape: TargetShape, tmp_path: Path) -> None:
+    tensors = {f"medusa_head.{name}": tensor for name, tensor in medusa_tensors(2).items()} | {"model.norm.weight": torch.ones(64)}
+    (tmp_path / "heads").mkdir()
+    save_file(tensors, tmp_path / "heads" / "model.safetensors")
+    assert open_medusa(str(tmp_path / "heads"), shape).count == 2
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_heads_are_refused_or_whole(data: st.DataObject, shape: TargetShape, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever is done to files of a head, it opens or there is an error of ours."""
+    folder = tmp_path_factory.mktemp("damaged")
+    if data.draw(st.booleans()):
+        head, opener = write_medusa(folder / "head", medusa_tensors(1), data.draw(st.sampled_from(["pt", "safetensors"]))), open_medusa
+    else:
+        head, opener = make_eagle(data.draw(st.sampled_from(["1", "3", "speculators"]))).write(folder / "head"), open_eagle
+    path = data.draw(st.sampled_from(sorted(head.iterdir())))
+    content = bytearray(path.read_bytes())
+    start = data.draw(st.integers(0, min(len(content) - 1, 3000)))
+    noise = data.draw(st.binary(min_size=1, max_size=8))
+    content[start : start + len(noise)] = noise
+    path.write_bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2]))])
+    with contextlib.suppress(EdgespecError):
+        opener(str(head), shape)
 
 
 def test_a_head_that_does_not_fit_is_refused_before_work(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
