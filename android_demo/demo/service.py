@@ -344,9 +344,10 @@ class Service:
         finally:
             self._stream = None
             stream.close()
-            self._emit({"type": "finished", "arm": arm, "reason": reason, **figures_of(stream.stats)})
+            figures = {"reason": reason, **figures_of(stream.stats)}
+            self._emit({"type": "finished", "arm": arm, **figures})
             self._emit(self._memory())
-        return figures_of(stream.stats)
+        return figures
 
     def _bundle_path(self, name: object) -> Path:
         if not isinstance(name, str) or name not in self.bundle_names():
