@@ -125,12 +125,23 @@ class StaticGraph:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compiled:
+    """The graphs are compiled for ``provider``, by ONNX Runtime's name. ``contexts`` are the files of what came of it; ``shared`` says
+    that all graphs use one of them, and have to be loaded as such."""
+
+    provider: str
+    contexts: tuple[str, ...]
+    shared: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class StaticProfile:
     """A model once more, as graphs of fixed shapes in ascending width, over ``capacity`` cache rows (docs/providers.md). They
-    point into the model's own files of weights."""
+    point into the model's own files of weights, or are ``compiled`` for a provider."""
 
     capacity: int
     graphs: tuple[StaticGraph, ...]
+    compiled: Compiled | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,6 +393,8 @@ def _check(manifest: Manifest, where: str) -> None:
             )
             need(0 < static.capacity <= model.capacity, f"{place}.capacity", static.capacity, "is not within the model's capacity")
             need(0 < len(static.graphs) <= 100, f"{place}.graphs", len(static.graphs), "graphs are out of range")
+            for index, context in enumerate(static.compiled.contexts if static.compiled else ()):
+                need_file(context, f"{place}.compiled.contexts[{index}]")
             for index, graph in enumerate(static.graphs):
                 least = static.graphs[index - 1].width if index else 0
                 need_file(graph.graph, f"{place}.graphs[{index}].graph")

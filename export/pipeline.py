@@ -34,7 +34,6 @@ from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
 from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
-from edgespec.export.staging import check_output, staged
 from edgespec.export.standins import dense_experts
 from edgespec.export.static_profile import NPU, static_sizes, write_graphs
 from edgespec.export.stored import StoredWeights
@@ -58,6 +57,7 @@ from edgespec.manifest import (
 )
 from edgespec.runtime.features import columns
 from edgespec.runtime.memory.measure import peak_rss_bytes, return_freed_memory
+from edgespec.staging import check_output, staged
 
 WEIGHTS_FILE = "weights.bin"
 FREED_BLOCKS = 2**18  # torch's intermediate tensors go back to the system when they are freed, from this size on

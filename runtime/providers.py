@@ -86,10 +86,15 @@ def default_options(wanted: Provider) -> dict[str, str]:
     if wanted.short == "qnn":
         plugin = _module(wanted)
         options = {"backend_path": str(plugin.get_qnn_htp_path()) if plugin else "QnnHtp"}
-        if platform.machine().lower() in ("x86_64", "amd64"):  # an emulator, which cannot ask the chip what it is
+        if is_emulated(wanted.name):  # it cannot ask the chip what it is
             options |= {"soc_model": "60", "htp_arch": "73"}
         return options
     return {}
+
+
+def is_emulated(name: str) -> bool:
+    """Whether the provider of this name, ONNX Runtime's, only imitates its chip here."""
+    return name == "QNNExecutionProvider" and platform.machine().lower() in ("x86_64", "amd64")
 
 
 def present() -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,12 @@ def _quota() -> int:
 
 
 def make_session(
-    graph: Path, threads: int, providers: Sequence[Choice | str], alone: bool = True, strict: bool = False
+    graph: Path,
+    threads: int,
+    providers: Sequence[Choice | str],
+    alone: bool = True,
+    strict: bool = False,
+    entries: Mapping[str, str] | None = None,
 ) -> InferenceSession:
     """Load a graph.
 
@@ -87,6 +92,7 @@ def make_session(
         providers: in order of preference; what none of them takes runs on the CPU, which is logged as a warning.
         alone: no other session is going to run in turns with it.
         strict: refuse the graph if a part of it would run on another provider.
+        entries: of ONNX Runtime's session configuration, besides our own.
 
     Raises:
         RuntimeFailure: ONNX Runtime refuses the file; the message is the first line of its own. Or a provider cannot be started,
@@ -99,6 +105,8 @@ def make_session(
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4  # An error is raised anyway; it need not be on stderr as well.
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
     if not alone:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it

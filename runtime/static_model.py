@@ -10,7 +10,7 @@ Letters: S new tokens of a graph, R rows of it that get logits, C rows of cache,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ import numpy.typing as npt
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
 from edgespec.runtime.placement import Placement
+from edgespec.runtime.providers import is_emulated, provider
 from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias
 from edgespec.runtime.session import failure, make_session
 
+SHARE_CONTEXTS = "ep.share_ep_contexts"
 HIDE = -1e4  # exp() of it is 0 where scores are below thousands, and 16-bit floats have it
 
 
@@ -37,7 +39,9 @@ class StaticModel(Rows):
         self.max_pass = max(graph.width for graph in profile.graphs)
         self.chunk = self.max_pass
         """Most tokens of a prompt to run in one pass."""
-        self._graphs = [_Graph(folder / graph.graph, graph, self, place, alone and len(profile.graphs) == 1) for graph in profile.graphs]
+        alone = alone and len(profile.graphs) == 1
+        entries = _entries(folder, profile, place)
+        self._graphs = [_Graph(folder / graph.graph, graph, self, place, alone, entries) for graph in profile.graphs]
         self.sessions = [graph.session for graph in self._graphs]
 
     def run(
@@ -89,12 +93,14 @@ class StaticModel(Rows):
 class _Graph:
     """One graph with its buffers, all of fixed shape, so that everything is bound once."""
 
-    def __init__(self, path: Path, shape: StaticGraph, model: StaticModel, place: Placement, alone: bool) -> None:
+    def __init__(
+        self, path: Path, shape: StaticGraph, model: StaticModel, place: Placement, alone: bool, entries: Mapping[str, str]
+    ) -> None:
         spec, width, capacity = model.spec, shape.width, model.capacity
         self.shape = shape
         self._path = path
         self._capacity = capacity
-        self.session = make_session(path, place.threads, place.providers, alone, place.strict)
+        self.session = make_session(path, place.threads, place.providers, alone, place.strict, entries)
         self._tokens = np.zeros((1, width), np.int64)
         self._positions = np.zeros((1, width), np.int64)
         self._rows = np.zeros(shape.rows, np.int64)
@@ -144,6 +150,23 @@ class _Graph:
             self.session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise failure(f"{self._path}: a pass of {count} tokens after {start} failed", error) from error
+
+
+def _entries(folder: Path, profile: StaticProfile, place: Placement) -> dict[str, str]:
+    """What sessions of compiled graphs have to be told.
+
+    Raises:
+        BundleError: they are compiled for another provider than the model was put on.
+    """
+    compiled = profile.compiled
+    if compiled is None:
+        return {}
+    if place.providers[0].name != compiled.provider:
+        name = provider(compiled.provider).short
+        raise BundleError(f"{folder}: its {place.profile} graphs are compiled for {name}; run them with --providers {name}")
+    if compiled.shared and is_emulated(compiled.provider):  # Its process would end in a segmentation fault.
+        raise BundleError(f"{folder}: the emulator cannot load graphs that share a binary; compile them with --apart, or take the chip")
+    return {SHARE_CONTEXTS: "1"} if compiled.shared else {}
 
 
 def _check_shapes(graph: Path, kind: str, found: Sequence[Any], wanted: dict[str, npt.NDArray[Any]]) -> None:

@@ -23,6 +23,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
+from edgespec.cli.compile import compile_
 from edgespec.cli.demo import demo
 from edgespec.cli.distill import distill
 from edgespec.cli.doctor import doctor
@@ -49,7 +50,7 @@ def cli() -> None:
     """
 
 
-for command in (export, distill, run, chat, demo, inspect, plan, verify, bench, tune, doctor, push, quickstart):
+for command in (export, distill, run, chat, demo, inspect, plan, verify, bench, tune, compile_, doctor, push, quickstart):
     cli.add_command(command)
 
 

@@ -17,7 +17,22 @@ from edgespec.cli.app import cli, guarded
 from edgespec.errors import BundleError, CapacityError, EdgespecError, UsageError
 from tests.cli.conftest import Run, assert_one_line_error
 
-COMMANDS = {"distill", "doctor", "export", "run", "chat", "demo", "inspect", "plan", "verify", "bench", "push", "tune", "quickstart"}
+COMMANDS = {
+    "compile",
+    "distill",
+    "doctor",
+    "export",
+    "run",
+    "chat",
+    "demo",
+    "inspect",
+    "plan",
+    "verify",
+    "bench",
+    "push",
+    "tune",
+    "quickstart",
+}
 
 
 def raising(error: BaseException) -> Callable[[], int]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.errors import BundleError, UsageError
 from edgespec.manifest import read_manifest
 from edgespec.runtime import load
 from edgespec.runtime.assignment import assignment
+from edgespec.runtime.compiling import compile_bundle
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placements
 from edgespec.runtime.profiles import open_model, static_spec
@@ -103,3 +105,42 @@ def test_quantised_products_are_on_the_npu(checkpoint: Path, tmp_path: Path, wei
     cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
     found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
     assert distance(found_logits, wanted) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
+
+
+def contexts(bundle: Path) -> tuple[str, ...]:
+    profiles = read_manifest(bundle).target.profiles
+    assert profiles is not None
+    compiled = profiles["npu"].compiled
+    assert compiled is not None
+    assert compiled.provider == QNN
+    return compiled.contexts
+
+
+def test_compiled_graphs_write_the_same_text(bundle: Path, tmp_path: Path) -> None:
+    compile_bundle(bundle, tmp_path / "compiled", "qnn", {}, shared=False)
+    assert len(contexts(tmp_path / "compiled")) == 3
+    texts = []
+    for folder in (bundle, tmp_path / "compiled"):
+        with load(folder, providers="qnn", strict_providers=True, threads=1) as engine:
+            texts.append(engine.generate(IDS[:20], max_new_tokens=20, ignore_eos=True).token_ids)
+    assert texts[0] == texts[1]
+    with pytest.raises(BundleError, match="its npu graphs are compiled for qnn; run them with --providers qnn"):
+        load(tmp_path / "compiled", profile="npu")
+    load(tmp_path / "compiled", threads=1).close()  # the usual graphs are still there
+    with pytest.raises(UsageError, match="is compiled already"):
+        compile_bundle(tmp_path / "compiled", tmp_path / "again", "qnn", {})
+
+
+def test_compiled_graphs_share_one_binary(bundle: Path, tmp_path: Path) -> None:
+    """The emulator's compiler makes such a binary, and only a chip can load it."""
+    for shared in (False, True):
+        compile_bundle(bundle, tmp_path / str(shared), "qnn", {}, shared=shared)
+    apart, together = contexts(tmp_path / "False"), contexts(tmp_path / "True")
+    assert len(together) == 1
+    sizes = [
+        sum((folder / name).stat().st_size for name in names)
+        for folder, names in ((tmp_path / "False", apart), (tmp_path / "True", together))
+    ]
+    assert sizes[1] < 0.6 * sizes[0]
+    with pytest.raises(BundleError, match="the emulator cannot load graphs that share a binary"):
+        load(tmp_path / "True", providers="qnn")

@@ -6,6 +6,7 @@ They run on the CPU here; tests/export/test_qnn.py runs them on the emulator of 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from transformers import AutoConfig
 
 from edgespec.errors import BundleError, CapacityError, UnsupportedModelError, UsageError
 from edgespec.export import ExportReport
-from edgespec.manifest import Manifest, StaticGraph, parse_manifest, read_manifest
+from edgespec.manifest import Compiled, Manifest, StaticGraph, parse_manifest, read_manifest
 from edgespec.runtime import load
+from edgespec.runtime.compiling import compile_bundle
 from edgespec.runtime.exactness import find_equal_widths
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placement
@@ -209,3 +211,20 @@ def test_a_graph_that_is_not_the_manifests(bundle: Path) -> None:
     wrong = dataclasses.replace(spec.profiles["npu"], graphs=(StaticGraph("target.npu.8.onnx", 5, 5),))
     with pytest.raises(BundleError, match=r"target.npu.8.onnx: input attention_bias: tensor\(float\) \[1, 1, 8, 104\], by the manifest"):
         open_model(bundle, dataclasses.replace(spec, profiles={"npu": wrong}), ON_CPU, capacity=CAPACITY)
+
+
+def test_only_graphs_of_fixed_shapes_are_compiled(bundle: Path, pair: ExportReport, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cpu runs the graph for passes of any width, which is not compiled"):
+        compile_bundle(bundle, tmp_path / "b", "cpu", {})
+    if importlib.util.find_spec("onnxruntime_qnn") is None:
+        with pytest.raises(UsageError, match="qnn is not installed"):
+            compile_bundle(pair.output, tmp_path / "b", "qnn", {})
+    assert not (tmp_path / "b").exists()
+
+
+def test_compiled_graphs_are_for_their_provider(bundle: Path) -> None:
+    spec = static_spec(read_manifest(bundle).target, "npu", "target")
+    assert spec.profiles is not None
+    compiled = dataclasses.replace(spec.profiles["npu"], compiled=Compiled("QNNExecutionProvider", (), shared=True))
+    with pytest.raises(BundleError, match="its npu graphs are compiled for qnn; run them with --providers qnn"):
+        open_model(bundle, dataclasses.replace(spec, profiles={"npu": compiled}), ON_CPU, capacity=CAPACITY)
