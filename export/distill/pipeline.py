@@ -32,9 +32,9 @@ from edgespec.export.distill.vocabulary import choose_tokens, count_tokens, cove
 from edgespec.export.distill.workplace import Workplace
 from edgespec.export.heads.base import TargetShape
 from edgespec.export.pipeline import export_bundle, open_shape
-from edgespec.export.staging import staged
 from edgespec.manifest import Manifest
 from edgespec.runtime.session import default_threads
+from edgespec.staging import staged
 
 WRITING = 0.5  # share of the time that goes into text
 LEAST_TRAINING = 0.1  # share of the time that is left to training, however long the rest took
