@@ -56,7 +56,7 @@ class Stats:
     rounds_by_draft_length: Counter[int] = dataclasses.field(default_factory=Counter)
     drafted_by_drafter: dict[str, Counter[int]] = dataclasses.field(default_factory=lambda: defaultdict(Counter))
     """Numbers of drafted tokens by drafter and position: from 1, in a tree the depth. The drafter "guess" stands for n-gram guesses in
-    rows that would have been padding."""
+    rows that would have been padding, "seed" for what the target had said on a branch."""
     accepted_by_drafter: dict[str, Counter[int]] = dataclasses.field(default_factory=lambda: defaultdict(Counter))
     """The same of those that were accepted."""
     degraded: list[str] = dataclasses.field(default_factory=list)

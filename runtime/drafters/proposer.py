@@ -20,6 +20,7 @@ from edgespec.runtime.drafters.seeds import begin_with, seed_of
 from edgespec.tree import DraftTree
 
 GUESS = "guess"  # the drafter of tokens in rows that would have been padding
+SEED = "seed"  # and of what the target had said on a branch
 
 
 @dataclasses.dataclass
@@ -65,6 +66,8 @@ class Proposer:
         self._proposed = 0
         self._known = 0
         self._seed: list[int] = []
+        self._led = 0
+        """So many nodes of the last proposal were a seed."""
         self._learns = False
         self.seeded = 0
         """Proposed tokens so far that the target had said on a branch."""
@@ -78,22 +81,26 @@ class Proposer:
         return tree
 
     def _ask(self, context: Sequence[int], limit: int) -> DraftTree:
-        self._asked = None
+        self._asked, self._led = None, 0
+        seed = self._seed[:limit]
         for source, length in self._in_turn():
             count = min(length, limit)
             if count < 1:
                 continue
-            seed = self._seed[:limit]
-            tree = self._proposal(source, context, count) if len(seed) < count else DraftTree()
-            if not len(tree) and not seed:
+            if len(seed) >= count:
+                break  # No guess is as good.
+            tree = self._proposal(source, context, count)
+            if not len(tree):
                 source.policy.observe(count, 0, 0)
                 continue
             self._asked, self._wanted = source, count
-            if not seed or tree.q:
-                return tree
-            self.seeded += len(seed)
-            return begin_with(tree, seed, max(count, len(seed)))
-        return DraftTree()
+            return tree if tree.q else self._lead(tree, seed, count)
+        return self._lead(DraftTree(), seed, limit)
+
+    def _lead(self, tree: DraftTree, seed: Sequence[int], most: int) -> DraftTree:
+        self._led = len(seed)
+        self.seeded += len(seed)
+        return begin_with(tree, seed, most)
 
     def _in_turn(self) -> Iterator[tuple[Source, int]]:
         """The sources with the number of tokens to ask each for, in the order in which to ask."""
@@ -136,8 +143,8 @@ class Proposer:
         return self._learns or any(source.drafter.reads_choices for source in self.sources)
 
     def observe(self, found: Round) -> None:
-        """A round is over; guesses that filled rows say nothing about the drafter that was asked."""
-        if self._asked is not None:
+        """A round is over. Guesses that filled rows, and what was known before, say nothing about the drafter that was asked."""
+        if self._asked is not None and not self._led:
             self._asked.policy.observe(self._wanted, self._proposed, sum(node < self._proposed for node in found.path))
         self._seed = seed_of(found, self._known) if self._learns else []
         for source in self.sources:
@@ -164,6 +171,8 @@ class Proposer:
 
     def author(self, node: int) -> str:
         """Name of the drafter that a node of the last tree is from."""
+        if node < self._led:
+            return SEED
         return self._asked.drafter.name if self._asked is not None and node < self._proposed else GUESS
 
     @property

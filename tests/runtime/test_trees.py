@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from edgespec.bundle import open_bundle
 from edgespec.runtime import Engine, drafters, load
+from edgespec.runtime.controller import FixedLength
 from edgespec.runtime.drafters import Drafter, Resources, Round
+from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.drafters.seeds import begin_with, seed_of
 from edgespec.runtime.model import Model
 from edgespec.tree import DraftTree
@@ -184,3 +186,62 @@ def test_begin_with_keeps_every_path(tree: DraftTree, seed: list[int]) -> None:
     assert paths(found) == paths(tree) | {tuple(seed[:size]) for size in range(1, len(seed) + 1)}
     assert list(found.tokens[: len(seed)]) == seed
     assert found.parents[: len(seed)] == tuple(range(-1, len(seed) - 1))
+
+
+class Told(FixedLength):
+    """Keeps what it hears."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.heard: list[tuple[int, int, int]] = []
+
+    def observe(self, wanted: int, offered: int, accepted: int) -> None:
+        self.heard.append((wanted, offered, accepted))
+
+
+class Fixed(Drafter):
+    """Always proposes one tree."""
+
+    name = "fixed"
+
+    def __init__(self, tree: DraftTree) -> None:
+        self.tree = tree
+
+    def propose(self, _context: Sequence[int], _max_tokens: int) -> DraftTree:
+        return self.tree
+
+
+def test_a_seed_leads_whoever_proposes_and_is_not_their_merit() -> None:
+    silent, speaking = Told(3), Told(3)
+    proposer = Proposer([Source(Fixed(DraftTree()), silent), Source(Fixed(EXAMPLE), speaking)], branches=False)
+    assert proposer.propose([1], 9) == EXAMPLE
+    assert proposer.reads_choices
+    proposer.observe(Round([1, 7], EXAMPLE, (), np.array([7, 0, 0, 9])))
+    assert silent.heard == [(3, 0, 0)]
+    assert speaking.heard == [(3, 3, 0)]
+    tree = proposer.propose([1, 7], 9)
+    assert tree == DraftTree((9, 5, 6), (-1, -1, 1)), "of the drafter's tree as much as the three nodes hold"
+    assert [proposer.author(node) for node in range(3)] == ["seed", "fixed", "fixed"]
+    assert proposer.seeded == 1
+    proposer.observe(Round([1, 7, 9, 4], tree, (0,), np.array([9, 4, 0, 0])))
+    assert len(speaking.heard) == 1
+    assert proposer.propose([1, 7, 9, 4], 9) == EXAMPLE, "off the tree there is no seed"
+
+
+def test_a_seed_that_is_long_enough_needs_no_drafter() -> None:
+    told = Told(1)
+    drafter = Fixed(EXAMPLE)
+    proposer = Proposer([Source(drafter, told)], branches=False)
+    proposer.propose([1], 9)
+    proposer.observe(Round([1, 7], EXAMPLE, (), np.array([7, 0, 0, 9])))
+    drafter.tree = DraftTree.chain([99])
+    assert proposer.propose([1, 7], 9) == DraftTree.chain([9])
+    assert Proposer([Source(drafter, told)]).propose([1], 9) == DraftTree.chain([99])
+
+
+def test_where_branches_commit_there_are_no_seeds() -> None:
+    proposer = Proposer([Source(Fixed(EXAMPLE), Told(3))])
+    proposer.propose([1], 9)
+    assert not proposer.reads_choices
+    proposer.observe(Round([1, 7, 9], EXAMPLE, (2,)))
+    assert proposer.propose([1, 7, 9], 9) == EXAMPLE
