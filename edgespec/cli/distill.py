@@ -33,7 +33,7 @@ def taps(_context: click.Context, _param: click.Parameter, value: str | None) ->
 @click.option(
     "-o", "--output", required=True, type=PATH, help="Folder to make for the draft; OUTPUT.work beside it holds what is in the making."
 )
-@click.option("--kind", default="eagle", show_default=True, metavar="eagle|medusa", help="What to make.")
+@click.option("--kind", default="eagle", show_default=True, metavar="eagle|medusa|lm", help="What to make.")
 @click.option("--minutes", type=float, help="Time to take, half of it for text and half for training; 60 unless given.")
 @click.option("--tokens", type=int, help="Instead of time: tokens of answers; the same seed then gives the same draft.")
 @click.option("--epochs", type=int, default=4, show_default=True, help="With --tokens: how often each is trained on.")
@@ -64,6 +64,7 @@ def taps(_context: click.Context, _param: click.Parameter, value: str | None) ->
 )
 @click.option("--taps", callback=taps, metavar="N,N,N", help="Layers in front of which an EAGLE head listens.")
 @click.option("--intermediate", type=int, help="Width of an EAGLE head's gated unit; the target's unless given.")
+@click.option("--layers", type=int, default=2, show_default=True, help="Depth of a standalone draft (lm).")
 @click.option("--slots", type=int, default=16, show_default=True, help="Texts written side by side.")
 @click.option("--answer-tokens", type=int, default=192, show_default=True, help="Most tokens of an answer.")
 @click.option("--shard-texts", type=int, default=128, show_default=True, help="Texts between two savings.")
@@ -82,7 +83,7 @@ def distill(as_json: bool, **options: Any) -> None:
     """Make a draft for TARGET by letting it write, and training on what it wrote.
 
     TARGET is a model id on the Hugging Face Hub, a local checkpoint folder, or a .gguf file. The draft goes into
-    `edgespec export --eagle` or `--medusa`. Several processes or GPUs: start this with `accelerate launch`.
+    `edgespec export --eagle`, `--medusa` or `--draft`. Several processes or GPUs: start this with `accelerate launch`.
     """
     need_export_extras()
     from edgespec.export.distill import DistillConfig
@@ -132,6 +133,8 @@ def summary(report: DistillReport) -> dict[str, Any]:
 
 
 def report_facts(config: DistillConfig, report: DistillReport) -> list[tuple[str, str]]:
+    from edgespec.export.distill.config import EXPORT_OPTIONS
+
     found = report.verdict.all
     promised = f"{report.expected_speedup:.2f}x with {report.draft_length} tokens drafted, by this machine's cost curve"
     return [
@@ -142,6 +145,6 @@ def report_facts(config: DistillConfig, report: DistillReport) -> list[tuple[str
             f"{found.tokens_per_pass:.2f} tokens per pass; right by place {', '.join(f'{share:.0%}' for share in found.by_position)}",
         ),
         ("expected", promised if report.expected_speedup else "no costs were measured"),
-        ("next", f"edgespec export {config.target} --{config.kind} {report.output} -o BUNDLE"),
+        ("next", f"edgespec export {config.target} --{EXPORT_OPTIONS[config.kind]} {report.output} -o BUNDLE"),
         ("left behind", f"{report.output}.work, which can be removed"),
     ]

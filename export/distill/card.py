@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.export.distill.acceptance import Acceptance
-from edgespec.export.distill.config import DistillConfig
+from edgespec.export.distill.config import EXPORT_OPTIONS, DistillConfig
 from edgespec.export.distill.corpus import REASONS
 from edgespec.export.distill.judge import Verdict
 from edgespec.export.distill.shards import Shard
@@ -45,7 +45,7 @@ def write_card(
         "the text stays the target's.",
         "",
         f"    {command(config)}",
-        f"    edgespec export {shlex.quote(config.target)} --{config.kind} {shlex.quote(str(config.output))} -o BUNDLE",
+        f"    edgespec export {shlex.quote(config.target)} --{EXPORT_OPTIONS[config.kind]} {shlex.quote(str(config.output))} -o BUNDLE",
         "",
         "## Recipe",
         "",

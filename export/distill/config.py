@@ -9,7 +9,9 @@ from typing import Any
 
 from edgespec.errors import UsageError
 
-KINDS = ("eagle", "medusa")
+KINDS = ("eagle", "medusa", "lm")
+EXPORT_OPTIONS = {"eagle": "eagle", "medusa": "medusa", "lm": "draft"}
+"""What a draft of a kind is to ``edgespec export``."""
 HEADS = ("frozen", "trained", "borrowed")
 DEFAULT_MINUTES = 60.0
 SPACE = 8 * 10**9
@@ -28,8 +30,9 @@ class DistillConfig:
     row. ``vocabulary`` is the number of tokens that it scores, by default what covers nearly all of the corpus. ``head`` says what its
     last matrix is: the target's own rows ("frozen"), the same but left out of the file ("borrowed"), or trained from these on.
     ``taps`` are the layers in front of which an EAGLE head listens, the paper's three by default; ``intermediate`` is the width of its
-    gated unit, by default the target's. ``slots`` texts of at most ``answer_tokens`` are written side by side, ``shard_texts`` in a
-    shard; ``space`` is the number of bytes that stored hidden states may take: those of further text are computed again when needed.
+    gated unit, by default the target's. ``layers`` is the depth of a standalone draft.
+    ``slots`` texts of at most ``answer_tokens`` are written side by side, ``shard_texts`` in a shard; ``space`` is the number of bytes
+    that stored hidden states may take: those of further text are computed again when needed.
     ``batch_rows`` are rows of a training batch and ``window`` those of a text in it.
     """
 
@@ -50,6 +53,7 @@ class DistillConfig:
     head: str = "frozen"
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
+    layers: int = 2
     slots: int = 16
     answer_tokens: int = 192
     shard_texts: int = 128
@@ -66,12 +70,13 @@ class DistillConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            hint = "; a standalone draft (lm) is not made by this version" if self.kind == "lm" else ""
-            raise UsageError(f"--kind: {self.kind!r} is not one of {', '.join(KINDS)}{hint}")
+            raise UsageError(f"--kind: {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.head not in HEADS:
             raise UsageError(f"--head: {self.head!r} is not one of {', '.join(HEADS)}")
-        if self.head == "borrowed" and self.kind == "medusa":
-            raise UsageError("--head borrowed: Medusa's layout has no place for rows of the target's; choose frozen or trained")
+        if (self.head == "borrowed" and self.kind != "eagle") or (self.head == "trained" and self.kind == "lm"):
+            raise UsageError(f"--head {self.head}: a draft of kind {self.kind} has no place for it; choose frozen")
+        if self.vocabulary is not None and self.kind != "eagle":
+            raise UsageError(f"--vocabulary: a draft of kind {self.kind} scores all tokens of the target")
         if self.minutes is not None and self.tokens is not None:
             raise UsageError("--minutes and --tokens exclude each other")
         if self.taps is not None and (not self.taps or min(self.taps) < 1):
@@ -84,6 +89,7 @@ class DistillConfig:
             "vocabulary": 16,
             "intermediate": 8,
             "slots": 1,
+            "layers": 1,
             "answer_tokens": 16,
         }
         least |= {"shard_texts": 4, "space": 0, "batch_rows": 8, "window": 8}

@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.bench.measure import Measured, arms_of, measure
 from edgespec.bench.prompts import OWN, Question, read_prompts
 from edgespec.errors import UsageError
-from edgespec.export.distill.config import DistillConfig
+from edgespec.export.distill.config import EXPORT_OPTIONS, DistillConfig
 from edgespec.export.distill.corpus import HELD
 from edgespec.export.distill.pipeline import export_config
 from edgespec.export.distill.workplace import Workplace
@@ -24,7 +24,7 @@ NEW_TOKENS = 128
 
 def arms(config: DistillConfig) -> dict[str, dict[str, Any]]:
     """The ways of decoding that are compared."""
-    return arms_of(["ngram", config.kind, "auto"])
+    return arms_of(["ngram", EXPORT_OPTIONS[config.kind], "auto"])
 
 
 def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> list[Question]:
@@ -51,8 +51,8 @@ def evaluate(
     """
     with tempfile.TemporaryDirectory(dir=config.output.absolute().parent, prefix=f".{config.output.name}-evaluate-") as scratch:
         bundle = Path(scratch) / "bundle"
-        export_bundle(dataclasses.replace(export_config(config, bundle), **{config.kind: str(config.output)}))  # type: ignore[arg-type]
+        export_bundle(dataclasses.replace(export_config(config, bundle), **{EXPORT_OPTIONS[config.kind]: str(config.output)}))  # type: ignore[arg-type]
         with load(bundle) as engine:
-            if config.kind not in engine.drafters:
+            if EXPORT_OPTIONS[config.kind] not in engine.drafters:
                 raise UsageError(f"--evaluate: this version cannot run {config.kind} drafts; it can run {', '.join(engine.drafters)}")
             return measure(engine, questions, arms(config), repetitions=repetitions, max_new_tokens=NEW_TOKENS, on_run=on_run)

@@ -188,7 +188,8 @@ class _Run:
         if not any(map(len, shards)) or not held.greedy.any():
             raise UsageError("nothing of what the target wrote can be learnt from: it only repeats itself or ends at once")
         counts = count_tokens(shards, spec.vocab_size)
-        ids = choose_tokens(counts, config.vocabulary, self.manifest.tokenizer.eos_ids)
+        wanted = spec.vocab_size if self.student.whole_vocabulary else config.vocabulary
+        ids = choose_tokens(counts, wanted, self.manifest.tokenizer.eos_ids)
         covered = coverage(counts, ids)
         tokens = sum(shard.answer_tokens for shard in shards)
         self.say(f"training on {tokens:,} answer tokens; {len(ids):,} draft tokens cover {covered:.1%} of them")
@@ -217,7 +218,7 @@ class _Run:
             return None
         speedup, length = self._expected(student, verdict)
         facts = {
-            "listens to": ", ".join(self.taps),
+            "listens to": ", ".join(self.taps) or "tokens only",
             "draft tokens": f"{len(ids):,}, which cover {covered:.1%} of the corpus",
             "trained weights": f"{sum(parameter.numel() for parameter in student.trained().values()):,}",
             "head": {"frozen": "the target's rows", "borrowed": "the target's rows, not stored", "trained": "trained"}[config.head],

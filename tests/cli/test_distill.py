@@ -35,7 +35,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--kind", "lm"], "lm"),
+        (["--kind", "other"], "eagle, medusa, lm"),
         (["--minutes", "5", "--tokens", "10"], "exclude each other"),
         (["--slots", "0"], "--slots: 0 is less than 1"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),

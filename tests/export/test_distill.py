@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, ExportError, UsageError
 from edgespec.export.distill import DistillConfig, DistillReport, distill, pipeline
@@ -21,6 +22,7 @@ from edgespec.export.distill.acceptance import Acceptance, expected_speedup, wal
 from edgespec.export.distill.batches import Batch, Batches
 from edgespec.export.distill.corpus import HELD, Own, Writer
 from edgespec.export.distill.forest import Forest, Planting, Text
+from edgespec.export.distill.judge import judge
 from edgespec.export.distill.questions import Prompt
 from edgespec.export.distill.repetition import before_loop, distinct, period_of
 from edgespec.export.distill.shards import Shard
@@ -351,10 +353,10 @@ def random_batch(shape_size: int, rows: int = 20, texts: int = 4, steps: int = 3
     return Batch(torch.randint(0, 250, (texts, rows + steps), generator=generator), features, labels, p, labelled)
 
 
-def make_student(kind: str, talking: Path, **options: Any) -> Student:
+def make_student(kind: str, talking: Path, ids: np.ndarray | None = None, **options: Any) -> Student:
     config = config_of(talking, Path("draft"), kind=kind, **options)
     shape = open_shape(pipeline.export_config(config, Path("target")))
-    return STUDENTS[kind](shape, np.arange(20, 80), config)
+    return STUDENTS[kind](shape, np.arange(20, 80) if ids is None else ids, config)
 
 
 def test_out_of_memory_the_same_step_goes_in_smaller_pieces(talking: Path, tmp_path: Path) -> None:
@@ -412,6 +414,29 @@ def test_medusa_heads_learn_and_are_written_as_published(talking: Path, tmp_path
     torch.testing.assert_close(matrix[20:80], student.head.detach(), atol=1e-3, rtol=1e-2)
 
 
+def test_a_standalone_draft_begins_as_layers_of_the_target_and_learns(made: Made, tmp_path: Path) -> None:
+    """With all of its layers it is the target itself; with fewer it learns, and transformers reads what is written."""
+    ids = np.arange(288)
+
+    def batches(shards: list[Shard]) -> Batches:
+        return Batches(shards, Shard.rows, ids, 288, 128, 3, 320, 512, 0)
+
+    held = batches([made.work.read_shard(HELD)])
+    assert min(judge(make_student("lm", made.target, ids, layers=3), held).all.by_position) > 0.99
+    student = make_student("lm", made.target, ids, layers=1, learning_rate=2e-3)
+    before = judge(student, held).all.tokens_per_pass
+    training = batches(made.work.closed_corpus())
+    trainer = Trainer(student, training, held, Budget(steps=30), student.config, Accelerator(cpu=True), tmp_path / "training.pt")
+    assert trainer.train().all.tokens_per_pass > before + 0.1
+    student.write(tmp_path)
+    tokens = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(tokens).logits
+        wanted = student.hidden(torch.cat([tokens, tokens[:, :3]], 1), torch.zeros(1, 20, 0))[0][:, :19] @ student.head.T
+    torch.testing.assert_close(found[:, 1:], wanted, atol=2e-2, rtol=1e-2)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == VOCAB
+
+
 def test_a_borrowed_head_is_the_targets_rows_and_takes_no_room(talking: Path, tmp_path: Path) -> None:
     layouts = {}
     for head in ("frozen", "borrowed"):
@@ -464,9 +489,11 @@ def test_places_that_are_taken(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"kind": "lm"}, "lm"),
+        ({"kind": "other"}, "lm"),
         ({"head": "other"}, "--head"),
-        ({"kind": "medusa", "head": "borrowed"}, "Medusa"),
+        ({"kind": "medusa", "head": "borrowed"}, "medusa"),
+        ({"kind": "lm", "head": "trained"}, "lm"),
+        ({"kind": "lm", "vocabulary": 64}, "--vocabulary"),
         ({"minutes": 3.0}, "exclude"),
         ({"tokens": 0}, "--tokens"),
         ({"minutes": float("nan"), "tokens": None}, "--minutes"),

@@ -30,6 +30,10 @@ class Student(nn.Module, abc.ABC):
     """
 
     kind: ClassVar[str]
+    whole_vocabulary: ClassVar[bool] = False
+    """Its layout scores all of the target's tokens."""
+    trained_steps: ClassVar[int | None] = None
+    """Steps that have a loss, all if None."""
 
     def __init__(self, shape: TargetShape, ids: np.ndarray, config: DistillConfig) -> None:
         super().__init__()
@@ -65,9 +69,9 @@ class Student(nn.Module, abc.ABC):
             batch: with labels.
             counts: float [K], rows with labels in each step of the whole batch, of which this may be a part.
         """
-        weights = torch.tensor([DECAY**step for step in range(self.steps)])
-        loss = batch.features.new_zeros(())
-        for step, hidden in enumerate(self.hidden(batch.tokens, batch.features)):
+        weights = torch.tensor([DECAY**step for step in range(self.trained_steps or self.steps)])
+        loss = batch.p.new_zeros(())
+        for step, hidden in enumerate(self.hidden(batch.tokens, batch.features)[: len(weights)]):
             labels, p = self._labels(batch, step)
             rows = p.sum(-1) > 0
             share = weights[step] / weights.sum() / counts[step].clamp(min=1)

@@ -19,6 +19,7 @@ from edgespec.export.passes.tap_features import LAST
 
 class MedusaStudent(Student):
     kind = "medusa"
+    whole_vocabulary = True
 
     def __init__(self, shape: TargetShape, ids: np.ndarray, config: DistillConfig) -> None:
         super().__init__(shape, ids, config)
