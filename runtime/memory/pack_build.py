@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.runtime.memory.measure import return_freed_memory, usage
+from edgespec.runtime.memory.pack_merge import merge
 from edgespec.runtime.memory.weights import read_weights
 from edgespec.runtime.ort import import_onnxruntime
 
@@ -22,6 +23,7 @@ def main() -> None:
     folder, graphs = Path(sys.argv[1]), json.loads(sys.argv[2])
     for name, graph in graphs.items():
         _session(Path(graph), {"optimized_model_filepath": str(folder / f"{name}.onnx")}, f"{name}.bin")
+    merge(folder, list(graphs), "packs.bin")
     return_freed_memory()
     print(json.dumps({"found_again": _found_again(folder / "target.onnx", read_weights(Path(graphs["target"])).packed)}))
 

@@ -6,7 +6,8 @@ that file maps them: the system can drop such pages when it needs room, and all 
 
     cache folder/packs/KEY/      KEY from the bundle's hashes, ONNX Runtime's version and the processor's instruction set
         packs.json               size, time and sha256 of each file
-        NAME.onnx, NAME.bin      graph and weights of a model, as ONNX Runtime saved them
+        NAME.onnx                graph of a model, as ONNX Runtime saved it
+        packs.bin                weights and packs of all of them, equal bytes once
 
 The folder is filled by a process of its own, under another name, and renamed when it is complete, so two that start at once do
 no harm: one of them throws its work away. A file whose size or time is not the recorded one is hashed and, if it differs, all is
@@ -44,7 +45,7 @@ from edgespec.runtime.ort import import_onnxruntime
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 LIST = "packs.json"
 OWN_BLOCKS = 2**16  # blocks from this size on are mapped on their own, and so are zeros
 LEAST_BYTES = 16 * 10**6  # of packs; less is not worth files of its own

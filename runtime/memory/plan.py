@@ -35,7 +35,6 @@ HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give
 ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix product makes
 TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
 INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
-FAULT_AROUND = 2**17  # bytes that Linux maps before and after the packs of a matrix in a file
 SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
 TEST_COPIES = 2  # of a pass's logits during the self-test
 
@@ -162,16 +161,17 @@ class Footprint:
     def _weight_parts(self, name: str, settings: Settings) -> list[Part]:
         weights = self.weights[name]
         session = SESSION + weights.nodes * NODE + weights.inline
-        around = len(weights.matrices) * FAULT_AROUND if self._packs else 0
         return [
             Part(f"packed weights of {name}", **{"evictable" if self._packs else "private": weights.packed}),
-            Part(f"mapped weights of {name}", evictable=weights.kept + around + self._table(name, settings)),
+            Part(f"mapped weights of {name}", evictable=weights.kept + self._table(name, settings)),
             Part(f"session of {name}", private=session),
         ]
 
     def _table(self, name: str, settings: Settings) -> int:
         """Bytes of the embedding that a text of this length has mapped."""
         size = self.weights[name].table
+        if self._packs:  # of a file that was written here Linux maps large pieces: soon all of it
+            return size
         return int(size * -math.expm1(-settings.context * TABLE_TOKEN / size)) if size else 0
 
     def _working(self, names: Sequence[str], settings: Settings) -> list[Part]:

@@ -1,7 +1,7 @@
 """What a graph file says about its weights, read without the onnx package: where they are, and which of them ONNX Runtime will
 pack into a layout of its own.
 
-An ONNX file is a protobuf message. This walks the few fields that matter (numbers as in onnx.proto) and skips the rest.
+Numbers of fields are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgespec.errors import BundleError
+from edgespec.runtime.memory.protobuf import fields, text, varints
 
 ITEM_BYTES = {1: 4.0, 2: 1.0, 3: 1.0, 6: 4.0, 7: 8.0, 9: 1.0, 10: 2.0, 11: 8.0, 16: 2.0, 21: 0.5, 22: 0.5}  # TensorProto.DataType
 MODEL_GRAPH = 7
@@ -109,7 +110,7 @@ def read_weights(graph: Path) -> GraphWeights:
     try:
         with graph.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        for number, value in _fields(_only(data, MODEL_GRAPH)):
+        for number, value in fields(_only(data, MODEL_GRAPH)):
             if number == GRAPH_NODE:
                 nodes.append(_node(value))
             elif number == GRAPH_INITIALIZER:
@@ -158,15 +159,15 @@ def _products(node: _Node, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Matr
 
 def _node(data: int | memoryview) -> _Node:
     operator, inputs, integers = "", [], {}
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == NODE_OPERATOR:
-            operator = _text(value)
+            operator = text(value)
         elif number == NODE_INPUT:
-            inputs.append(_text(value))
+            inputs.append(text(value))
         elif number == NODE_ATTRIBUTE:
-            fields = dict(_fields(value))
-            if isinstance(found := fields.get(ATTRIBUTE_INTEGER), int):
-                integers[_text(fields[ATTRIBUTE_NAME])] = found
+            attribute = dict(fields(value))
+            if isinstance(found := attribute.get(ATTRIBUTE_INTEGER), int):
+                integers[text(attribute[ATTRIBUTE_NAME])] = found
     return _Node(operator, tuple(inputs), integers)
 
 
@@ -174,70 +175,23 @@ def _tensor(data: int | memoryview) -> tuple[str, Tensor]:
     shape: list[int] = []
     external: dict[str, str] = {}
     name, kind = "", 0
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == TENSOR_DIMS:
-            shape.extend([value] if isinstance(value, int) else _varints(value))
+            shape.extend([value] if isinstance(value, int) else varints(value))
         elif number == TENSOR_TYPE and isinstance(value, int):
             kind = value
         elif number == TENSOR_NAME:
-            name = _text(value)
+            name = text(value)
         elif number == TENSOR_EXTERNAL:
-            entry = dict(_fields(value))
-            external[_text(entry[ENTRY_KEY])] = _text(entry[ENTRY_VALUE])
+            entry = dict(fields(value))
+            external[text(entry[ENTRY_KEY])] = text(entry[ENTRY_VALUE])
     place = (external["location"], int(external.get("offset", "0"))) if external else None
     return name, Tensor(int(math.prod(shape) * ITEM_BYTES.get(kind, 4.0)), tuple(shape), place)
 
 
 def _only(data: memoryview, wanted: int) -> memoryview:
     """The last field of that number, which has to be a message."""
-    found = dict(_fields(data))[wanted]
+    found = dict(fields(data))[wanted]
     if isinstance(found, int):
         raise ValueError("a number where a message is expected")
     return found
-
-
-def _text(value: int | memoryview) -> str:
-    if isinstance(value, int):
-        raise ValueError("a number where a text is expected")
-    return str(value, "utf-8")
-
-
-def _fields(data: int | memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Field number and value of each field: a whole number, or the bytes of a text or message."""
-    if isinstance(data, int):
-        raise ValueError("a number where a message is expected")
-    position, end = 0, len(data)
-    while position < end:
-        key, position = _varint(data, position)
-        number, kind = key >> 3, key & 7
-        if kind == 0:
-            value, position = _varint(data, position)
-            yield number, value
-            continue
-        size = {1: 8, 5: 4}.get(kind, -1)
-        if kind == 2:
-            size, position = _varint(data, position)
-        if size < 0 or position + size > end:
-            raise ValueError("a field that is cut off or of no known kind")
-        yield number, data[position : position + size]
-        position += size
-
-
-def _varints(data: memoryview) -> Iterator[int]:
-    position = 0
-    while position < len(data):
-        value, position = _varint(data, position)
-        yield value
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number that is too long")

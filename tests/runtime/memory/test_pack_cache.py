@@ -96,7 +96,7 @@ def test_packs_are_pages_of_a_file_and_texts_are_equal(bundle: Path, cache: Path
     assert graph.stat().st_mtime_ns == made, "they are made once"
 
 
-@pytest.mark.parametrize("name", ["target.bin", "target.onnx", "packs.json"])
+@pytest.mark.parametrize("name", ["packs.bin", "target.onnx", "packs.json"])
 def test_what_was_tampered_with_is_made_again(bundle: Path, name: str) -> None:
     wanted = text(bundle)
     path = packs(bundle)["target"].parent / name
@@ -108,10 +108,10 @@ def test_what_was_tampered_with_is_made_again(bundle: Path, name: str) -> None:
 
 
 def test_a_link_is_not_followed(bundle: Path, tmp_path: Path) -> None:
-    path = packs(bundle)["target"].parent / "target.bin"
+    path = packs(bundle)["target"].parent / "packs.bin"
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert not packs(bundle)["target"].with_name("target.bin").is_symlink()
+    assert not packs(bundle)["target"].with_name("packs.bin").is_symlink()
 
 
 def test_a_graph_that_onnxruntime_refuses_gives_way_to_the_bundles(bundle: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_failed_making_leaves_nothing(bundle: Path, cache: Path, monkeypatch: 
 def test_old_bundles_are_forgotten(bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cache / "packs" / "old"
     old.mkdir(parents=True)
-    (old / "target.bin").write_bytes(bytes(2**20))
+    (old / "packs.bin").write_bytes(bytes(2**20))
     weights = {"target": read_weights(bundle / "target.onnx")}
     monkeypatch.setattr(pack_cache, "MOST_BYTES", pack_cache._expected(weights) + 2**21)
     assert packs(bundle)
