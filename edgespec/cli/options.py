@@ -78,8 +78,8 @@ GENERATION_OPTIONS = (
         "--drafter",
         default="auto",
         show_default=True,
-        metavar="auto|none|ngram|draft|...",
-        help="Who proposes tokens; several in the order in which they are asked, as ngram,draft.",
+        metavar="NAME[,NAME]",
+        help="Who proposes tokens: auto, none, or of ngram, draft, tree, lookahead, medusa and eagle one, or several in order.",
     ),
     click.option(
         "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."

@@ -33,7 +33,14 @@ CUTS: list[dict[str, Any]] = [
     {"temperature": 0.5},
     {"temperature": 2 * WARM, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.95},
 ]
-DRAFTERS: tuple[tuple[str, int | str], ...] = (("draft", 1), ("draft", 5), ("ngram", 4), ("auto", "auto"))
+DRAFTERS: tuple[tuple[str, int | str], ...] = (
+    ("draft", 1),
+    ("draft", 5),
+    ("ngram", 4),
+    ("tree", 6),
+    ("lookahead", 7),
+    ("auto", "auto"),
+)
 
 
 def same_with_every_drafter(engine: Engine, options: dict[str, Any]) -> int:

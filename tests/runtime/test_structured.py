@@ -35,6 +35,8 @@ DRAFTERS: list[dict[str, Any]] = [
     {"drafter": "ngram", "draft_length": 4},
     {"drafter": "draft", "draft_length": 1},
     {"drafter": "draft", "draft_length": 5},
+    {"drafter": "tree", "draft_length": 6},
+    {"drafter": "lookahead", "draft_length": 7},
     {"drafter": "auto"},
 ]
 
