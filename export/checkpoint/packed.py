@@ -4,8 +4,9 @@
     AWQ                  qweight int32 [K, N / 8], qzeros int32 [G, N / 8], scales [G, N]; eight columns interleaved
     compressed-tensors   weight_packed int32 [N, K * bits / 32] or weight int8 [N, K], weight_scale [N, G], weight_zero_point
     torchao              _weight_qdata int8 [N, K], _weight_scale [N, G], _weight_zero_point (a float one only for Int4Tensor)
+    MXFP4                _blocks uint8 [E, N, K / 32, 16], _scales uint8 [E, N, K / 32]: the experts of gpt-oss, see :class:`Mxfp4`
 
-N rows, K columns, G groups of columns that share a scale. All of them become :class:`Packed`.
+N rows, K columns, G groups of columns that share a scale, E experts. All but the last, whose steps are uneven, become :class:`Packed`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ class Format:
                 return stored.removesuffix(suffix)
         return None
 
-    def read(self, module: str, stored: Collection[str], read: Read) -> Packed:
+    def weight(self, module: str) -> str:
+        """The name of a module's weight in the model."""
+        return f"{module}.weight"
+
+    def read(self, module: str, stored: Collection[str], read: Read) -> Packed | torch.Tensor:
+        """The matrix as whole numbers, or as floats where it is none."""
         raise NotImplementedError
 
 
@@ -170,7 +176,41 @@ class Torchao(Format):
         return Packed(codes, scales, zeros, torch.arange(columns) // -(-columns // scales.shape[1]), bits)
 
 
-FORMATS: dict[str, type[Format]] = {"gptq": Gptq, "awq": Awq, "compressed-tensors": CompressedTensors, "torchao": Torchao}
+class Mxfp4(Format):
+    """OCP microscaling (MX specification 1.0): 32 values of 4 bits share a power of two.
+
+    A value has a sign, two bits of exponent and one of mantissa; the first of a byte is in its low half. A scale is an exponent plus 127,
+    255 stands for NaN. The stored tensor is the transpose of the model's parameter, which has no ``.weight`` to its name.
+    """
+
+    suffixes, parts = ("_blocks",), ("_scales",)
+    VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+    def weight(self, module: str) -> str:
+        return module
+
+    def read(self, module: str, _stored: Collection[str], read: Read) -> torch.Tensor:
+        """float32 ``[E, K, N]``."""
+        blocks, scales = read(f"{module}_blocks"), read(f"{module}_scales")
+        if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8 or blocks.shape != (*scales.shape, 16) or blocks.dim() != 4:
+            raise ValueError(f"blocks {tuple(blocks.shape)} {blocks.dtype} and scales {tuple(scales.shape)} {scales.dtype} are no MXFP4")
+        experts, rows = blocks.shape[:2]
+        table = torch.tensor([*self.VALUES, *(-value for value in self.VALUES)])
+        values = torch.empty(experts, blocks.shape[2] * 32, rows)
+        for expert in range(experts):  # one at a time: what is unpacked takes eight times the memory
+            codes = torch.stack([blocks[expert] & 0xF, blocks[expert] >> 4], -1).flatten(-2)
+            factors = torch.where(scales[expert] == 255, torch.nan, torch.exp2(scales[expert].float() - 127))
+            values[expert] = (table[codes.int()] * factors[..., None]).flatten(1).T
+        return values
+
+
+FORMATS: dict[str, type[Format]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": CompressedTensors,
+    "torchao": Torchao,
+    "mxfp4": Mxfp4,
+}
 
 
 def find_format(config: Any, where: str) -> Format | None:
@@ -186,7 +226,7 @@ def find_format(config: Any, where: str) -> Format | None:
     return FORMATS[method](settings)
 
 
-def read_packed(form: Format, module: str, stored: Collection[str], read: Read, where: str) -> Packed:
+def read_packed(form: Format, module: str, stored: Collection[str], read: Read, where: str) -> Packed | torch.Tensor:
     """One matrix, checked.
 
     Raises:
@@ -199,6 +239,8 @@ def read_packed(form: Format, module: str, stored: Collection[str], read: Read, 
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{where}: {module}: its tensors do not fit the quantization_config: {reason}") from error
+    if isinstance(packed, torch.Tensor):
+        return packed
     rows, columns = packed.codes.shape
     groups = packed.scales.shape[1] if packed.scales.dim() == 2 else 0
     fits = packed.scales.shape == packed.zeros.shape == (rows, groups) and len(packed.groups) == columns and groups

@@ -38,7 +38,7 @@ class SafetensorsCheckpoint(Checkpoint):
             for stored in self._files:
                 module = self._format.module(stored)
                 if module is not None and any(module + part in self._files for part in self._format.parts):
-                    self._modules[f"{module}.weight"] = module
+                    self._modules[self._format.weight(module)] = module
 
     def names(self) -> frozenset[str]:
         return frozenset(self._files) | frozenset(self._modules) | frozenset(self._aliases) | frozenset(self._conversions)
@@ -53,9 +53,11 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _is_part(self, stored: str, taken: set[str]) -> bool:
         """Whether ``stored`` is a part of a packed matrix that the model takes."""
-        suffixes = (*self._format.suffixes, *self._format.parts) if self._format else ()
-        modules = (stored.removesuffix(suffix) for suffix in suffixes if stored.endswith(suffix))
-        return any(f"{module}.weight" in self._modules and f"{module}.weight" in taken for module in modules)
+        if self._format is None:
+            return False
+        suffixes = (*self._format.suffixes, *self._format.parts)
+        weights = (self._format.weight(stored.removesuffix(suffix)) for suffix in suffixes if stored.endswith(suffix))
+        return any(weight in self._modules and weight in taken for weight in weights)
 
     def unused(self) -> list[str]:
         return self._unused
@@ -77,14 +79,18 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def quantised(self, name: str) -> Quantised | None:
         stored = self._aliases.get(name, name)
-        return self._packed(stored).quantised() if stored in self._modules else None
+        packed = self._packed(stored) if stored in self._modules else None
+        return packed.quantised() if isinstance(packed, Packed) else None
 
-    def _packed(self, stored: str) -> Packed:
+    def _packed(self, stored: str) -> Packed | torch.Tensor:
         assert self._format is not None
         return read_packed(self._format, self._modules[stored], self._files, self._raw, self.origin.name)
 
     def _read(self, stored: str) -> torch.Tensor:
-        return self._packed(stored).values() if stored in self._modules else self._raw(stored)
+        if stored not in self._modules:
+            return self._raw(stored)
+        packed = self._packed(stored)
+        return packed.values() if isinstance(packed, Packed) else packed
 
     def _raw(self, stored: str) -> torch.Tensor:
         path = self._files[stored]
