@@ -52,7 +52,8 @@ def download(repo: str, patterns: list[str], *, instead: str, revision: str | No
     except errors.HFValidationError as error:
         raise CheckpointError(f"{repo}: no such folder or file, and not a name on the Hub") from error
     except Exception as error:  # a failure of the network or the disk: httpx, OSError, offline mode
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if isinstance(error, OSError) and (full or (error.errno is not None and error.filename is not None)):  # no error of a network
             raise CheckpointError(f"{repo}: cannot be stored in {error.filename or folder or 'the cache'}: {error.strerror}") from error
         raise HubUnreachable(f"{repo}: no such folder, and the Hub cannot be reached ({type(error).__name__}); pass {instead}") from error
 

@@ -46,6 +46,7 @@ class ExportConfig:
     max_width: int = 16
     force: bool = False
     revision: str | None = None
+    draft_revision: str | None = None
     quiet: bool = False
     trust_remote_code: bool = False
     max_kl: float | None = None
@@ -80,6 +81,8 @@ class ExportConfig:
         widths = self.npu_widths
         if len(widths) < 3 or list(widths) != sorted(set(widths)) or not 1 <= widths[0] <= widths[-1] <= 1024:
             raise UsageError(f"--npu-widths: {widths} are not three or more ascending widths such as 1,5,64, the last one for prompts")
+        if self.draft_revision is not None and len([draft for draft in self.drafts if early_exit_layers(draft) is None]) != 1:
+            raise UsageError("--draft-revision: needs one --draft that is on the Hub")
         for index, draft in enumerate(self.drafts):
             early_exit_layers(draft)
             if draft in self.drafts[:index]:

@@ -297,7 +297,7 @@ def _open_draft(prepared: Prepared, draft: str) -> Decoder:
             raise UsageError(f"--draft layers:{layers}: the target has {total} layers; choose 1 to {total - 1}")
         return prepared.target
     with _step("reading the draft", config.quiet):
-        checkpoint = open_checkpoint(draft, trust_remote_code=config.trust_remote_code)
+        checkpoint = open_checkpoint(draft, revision=config.draft_revision, trust_remote_code=config.trust_remote_code)
         if Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code).fingerprint != prepared.tokenizer.fingerprint:
             raise CheckpointError(
                 f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; "

@@ -59,7 +59,8 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
     help="Fail if an exported model (target or draft) diverges more than this from the original, in nats; --weights mixed chooses by it.",
 )
 @click.option("--ort-format", is_flag=True, help="Write graphs in ONNX Runtime's own format, for minimal builds of it.")
-@click.option("--revision", help="Branch, tag or commit of a checkpoint on the Hub.")
+@click.option("--revision", help="Branch, tag or commit of a target on the Hub.")
+@click.option("--draft-revision", help="The same of a draft on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint. Only if you trust its author.")
 @click.option("--push-to-hub", metavar="OWNER/NAME", help="Publish the bundle on the Hub when it is done.")
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from edgespec.errors import CheckpointError, UnsupportedModelError
+from edgespec.errors import CheckpointError, UnsupportedModelError, UsageError
 from edgespec.export.checkpoint.base import Checkpoint, Origin
 from edgespec.hub import download, is_hub_id
 
@@ -20,8 +20,11 @@ def open_checkpoint(source: str, *, revision: str | None = None, trust_remote_co
 
     Raises:
         CheckpointError: nothing there, the Hub cannot be reached, not readable, or not a decoder.
+        UsageError: a revision of something that is on this disk.
     """
     path = Path(source).expanduser()
+    if revision is not None and path.exists():
+        raise UsageError(f"{source}: is on this disk, where there are no revisions; leave {revision!r} away")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file")

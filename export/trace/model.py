@@ -118,6 +118,12 @@ def discover_layers(model: Any, features: Mapping[str, int] = MappingProxyType({
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
     if "chunked_attention" in kinds:
         raise UnsupportedModelError(f"{_named(model, layers, kinds.index('chunked_attention'))} attends in chunks, which is not supported")
+    for index, layer in sorted(tape.layers.items()):
+        if layer.key_dim != layer.value_dim:
+            raise UnsupportedModelError(
+                f"{_named(model, layers, index)} has keys of {layer.key_dim} numbers and values of {layer.value_dim}; "
+                "the attention operator takes only equal ones"
+            )
     own = sorted(tape.layers)
     for index, owner in sorted(tape.shared.items()):
         if index < own[-1]:

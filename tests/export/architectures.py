@@ -327,8 +327,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("llama4_text", {"intermediate_size_mlp": 96, "num_local_experts": 2}, r"llama4_text: layer 0 .*in chunks", "attention in chunks"),
     (
         "deepseek_v3",
-        {"n_routed_experts": 4, "n_group": 1, "topk_group": 1},
-        r"deepseek_v3: layer 0 .*DeepseekV3Attention",
+        {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+        | {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+        r"deepseek_v3: layer 0 .*DeepseekV3Attention.* keys of 24 numbers and values of 16",
         "latent attention: keys and values of different size",
     ),
 )
