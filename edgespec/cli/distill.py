@@ -103,11 +103,11 @@ def distill(as_json: bool, **options: Any) -> None:
 
 
 def show_evaluation(config: DistillConfig, as_json: bool) -> None:
-    from edgespec.export.distill.evaluate import arms, evaluate, held_questions
+    from edgespec.export.distill.evaluate import REPETITIONS, arms, evaluate, held_questions
 
     questions = held_questions(config)
-    with progress("measuring", (len(questions) * 3 + 1) * len(arms(config)), not config.quiet) as advance:
-        measured = evaluate(config, questions, on_run=advance)
+    with progress("measuring", (len(questions) * REPETITIONS + 1) * len(arms(config)), not config.quiet) as advance:
+        measured = evaluate(config, questions, advance)
     if not measured.questions:
         raise UsageError(f"no question could be answered; {measured.skipped[0]}")
     if as_json:

@@ -10,7 +10,6 @@ from typing import Any
 
 from edgespec.bench.measure import Measured, arms_of, measure
 from edgespec.bench.prompts import OWN, Question, read_prompts
-from edgespec.errors import UsageError
 from edgespec.export.distill.config import EXPORT_OPTIONS, DistillConfig
 from edgespec.export.distill.corpus import HELD
 from edgespec.export.distill.pipeline import export_config
@@ -20,11 +19,13 @@ from edgespec.runtime import load
 
 PER_CATEGORY = 3
 NEW_TOKENS = 128
+REPETITIONS = 3
 
 
 def arms(config: DistillConfig) -> dict[str, dict[str, Any]]:
     """The ways of decoding that are compared."""
-    return arms_of(["ngram", EXPORT_OPTIONS[config.kind], "auto"])
+    drafter = EXPORT_OPTIONS[config.kind]
+    return arms_of(["ngram", f"{drafter}:{config.steps}", f"ngram,{drafter}", "auto"])
 
 
 def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> list[Question]:
@@ -41,18 +42,29 @@ def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> l
     return [question for _, chosen in sorted(found.items()) for question in chosen]
 
 
-def evaluate(
-    config: DistillConfig, questions: Sequence[Question], *, repetitions: int = 3, on_run: Callable[[int], None] = lambda _: None
-) -> Measured:
-    """Export the target with the draft and measure it on this machine.
+def evaluate(config: DistillConfig, questions: Sequence[Question], on_run: Callable[[int], None] = lambda _: None) -> Measured:
+    """Export the target with the draft, and measure the bundle on this machine.
 
     Raises:
         UsageError: this version's runtime has no drafter of its kind.
     """
     with tempfile.TemporaryDirectory(dir=config.output.absolute().parent, prefix=f".{config.output.name}-evaluate-") as scratch:
         bundle = Path(scratch) / "bundle"
-        export_bundle(dataclasses.replace(export_config(config, bundle), **{EXPORT_OPTIONS[config.kind]: str(config.output)}))  # type: ignore[arg-type]
-        with load(bundle) as engine:
-            if EXPORT_OPTIONS[config.kind] not in engine.drafters:
-                raise UsageError(f"--evaluate: this version cannot run {config.kind} drafts; it can run {', '.join(engine.drafters)}")
-            return measure(engine, questions, arms(config), repetitions=repetitions, max_new_tokens=NEW_TOKENS, on_run=on_run)
+        option: dict[str, Any] = {EXPORT_OPTIONS[config.kind]: str(config.output)}
+        export_bundle(dataclasses.replace(export_config(config, bundle), **option))
+        return measure_bundle(config, bundle, questions, on_run=on_run)
+
+
+def measure_bundle(
+    config: DistillConfig,
+    bundle: Path,
+    questions: Sequence[Question],
+    *,
+    repetitions: int = REPETITIONS,
+    on_run: Callable[[int], None] = lambda _: None,
+) -> Measured:
+    """Answer ``questions`` with a bundle that has the draft, in every way of decoding in turn."""
+    with load(bundle) as engine:
+        for arm in arms(config).values():
+            engine.check_drafter(arm["drafter"])
+        return measure(engine, questions, arms(config), repetitions=repetitions, max_new_tokens=NEW_TOKENS, on_run=on_run)

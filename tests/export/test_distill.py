@@ -21,6 +21,7 @@ from edgespec.export.distill import DistillConfig, DistillReport, distill, pipel
 from edgespec.export.distill.acceptance import Acceptance, expected_speedup, walk
 from edgespec.export.distill.batches import Batch, Batches
 from edgespec.export.distill.corpus import HELD, Own, Writer
+from edgespec.export.distill.evaluate import held_questions, measure_bundle
 from edgespec.export.distill.forest import Forest, Planting, Text
 from edgespec.export.distill.judge import judge
 from edgespec.export.distill.questions import Prompt
@@ -89,6 +90,14 @@ def made(talking: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     report = distill(config)
     assert report is not None
     return Made(talking, report, config)
+
+
+@pytest.fixture(scope="module")
+def bundle(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with the draft."""
+    path = tmp_path_factory.mktemp("bundles") / "bundle"
+    export(made.target, path, eagle=str(made.config.output))
+    return path
 
 
 def open_model(bundle: Path, name: str, capacity: int) -> Model:
@@ -179,12 +188,11 @@ def test_a_few_seconds_make_a_draft_that_foretells_its_target(made: Made) -> Non
     assert sorted(path.name for path in made.config.output.iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_acceptance_that_was_simulated_is_that_of_the_exported_draft(made: Made, tmp_path: Path) -> None:
+def test_acceptance_that_was_simulated_is_that_of_the_exported_draft(made: Made, bundle: Path) -> None:
     """The draft goes through ``export --eagle``, and drafts along the held-out texts step by step, as the runtime would."""
-    export(made.target, tmp_path / "bundle", eagle=str(made.config.output))
-    head = open_model(tmp_path / "bundle", "eagle", CONTEXT)
+    head = open_model(bundle, "eagle", CONTEXT)
     name = head.spec.token_ids
-    ids = np.fromfile(tmp_path / "bundle" / name, "<i4") if name else np.arange(head.spec.vocab_size)
+    ids = np.fromfile(bundle / name, "<i4") if name else np.arange(head.spec.vocab_size)
     shard = made.work.read_shard(HELD)
     features, likely, _ = shard.rows()
     found = Acceptance.none(3)
@@ -219,6 +227,15 @@ def draft_along(head: Model, ids: np.ndarray, text: list[int], features: np.ndar
         found.tokens += right + 1
         last += right + 1
     return found
+
+
+def test_evaluation_is_of_real_decoding(made: Made, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    questions = [question for question in held_questions(made.config) if question.category == "self-asked"][:1]
+    measured = measure_bundle(made.config, bundle, questions, repetitions=1)
+    assert list(measured.answers) == ["plain, fast", "plain", "ngram", "eagle:3", "ngram,eagle", "auto"]
+    assert measured.texts_equal
+    assert measured.tokens_per_pass("eagle:3") > 1.05
 
 
 class Stopped(BaseException):

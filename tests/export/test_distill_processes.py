@@ -70,3 +70,11 @@ def test_killed_again_and_again_it_ends_with_the_same_draft(talking: Path, tmp_p
     finish(start([*words, "--resume"]))
     assert tokens_of(killed) == tokens_of(whole)
     assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_evaluation_of_a_finished_draft(talking: Path, tmp_path: Path) -> None:
+    options = [str(talking), "-o", str(tmp_path / "draft"), *OPTIONS, "--quiet"]
+    finish(start([*options, "--json"]))
+    found = finish(start([*options, "--evaluate", "--json"]))
+    assert set(found["speedups"]) == {"plain, fast", "plain", "ngram", "eagle:3", "ngram,eagle", "auto"}  # type: ignore[call-overload]
+    assert [path.name for path in tmp_path.iterdir() if "evaluate" in path.name] == []
