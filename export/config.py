@@ -87,9 +87,6 @@ class ExportConfig:
             early_exit_layers(draft)
             if draft in self.drafts[:index]:
                 raise UsageError(f"--draft: {draft} is given twice")
-        for head in ("medusa", "eagle"):
-            if getattr(self, head) is not None and "npu" in self.profiles:
-                raise UsageError(f"--{head}: heads read hidden states that graphs of --profile npu do not give; export one bundle for each")
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -51,9 +51,7 @@ class Model(Rows):
         super().__init__(spec, capacity)
         self.passes = 0
         self.run_seconds = 0.0
-        """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
         self.chunk = min(capacity, chunk)
-        """Most tokens of a prompt to run in one pass."""
         self.max_pass = min(capacity, max(chunk, spec.max_width))
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)

@@ -12,6 +12,7 @@ Letters: S new tokens in a pass, C rows of capacity, F width of the hidden state
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import itertools
@@ -47,8 +48,29 @@ class Hidden:
     positions: npt.NDArray[np.int64]
 
 
-class Rows:
-    """A KV cache of ``capacity`` rows, of which the first ``length`` are valid."""
+class Rows(abc.ABC):
+    """A KV cache of ``capacity`` rows, of which the first ``length`` are valid, and a model that can be run on it."""
+
+    max_pass: int
+    """Most tokens in one pass."""
+    chunk: int
+    """Most tokens of a prompt to run in one pass."""
+    passes: int
+    run_seconds: float
+    """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
+    sessions: list[Any]
+
+    @abc.abstractmethod
+    def run(
+        self,
+        tokens: Sequence[int],
+        rows: Sequence[int],
+        parents: Sequence[int] | Hidden | None = None,
+        width: int | None = None,
+        trunk: int | None = None,
+        features: Floats | None = None,
+    ) -> Floats:
+        """Score ``tokens``, see :meth:`edgespec.runtime.model.Model.run`."""
 
     def __init__(self, spec: ModelSpec, capacity: int) -> None:
         self.spec = spec

@@ -35,10 +35,8 @@ class StaticModel(Rows):
         super().__init__(spec, profile.capacity)
         self.passes = 0
         self.run_seconds = 0.0
-        """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
         self.max_pass = max(graph.width for graph in profile.graphs)
         self.chunk = self.max_pass
-        """Most tokens of a prompt to run in one pass."""
         alone = alone and len(profile.graphs) == 1
         entries = _entries(folder, profile, place)
         self._graphs = [_Graph(folder / graph.graph, graph, self, place, alone, entries) for graph in profile.graphs]
@@ -48,14 +46,18 @@ class StaticModel(Rows):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | None = None,
+        parents: Sequence[int] | Hidden | None = None,
         width: int | None = None,
         trunk: int | None = None,
+        features: Floats | None = None,
     ) -> Floats:
         """Score ``tokens`` as :meth:`edgespec.runtime.model.Model.run` does, in the narrowest graph that has room for them.
 
-        A chain for which no graph has room, in tokens or in logits, is scored in several passes.
+        A chain for which no graph has room, in tokens or in logits, is scored in several passes. A draft head, which would take
+        ``features``, has no graphs of fixed shapes.
         """
+        if features is not None:
+            raise ValueError("graphs of fixed shapes take no features")
         if self.length + len(tokens) > self.capacity:
             raise CapacityError(f"a pass of {len(tokens)} tokens does not fit: {self.length} of {self.capacity} cache rows are in use")
         wanted = max(len(tokens), width or 0)
@@ -76,9 +78,14 @@ class StaticModel(Rows):
             logits[inside] = self.run(tokens[start : start + step], [rows[index] - start for index in inside])
         return logits
 
-    def _pass(self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None, trunk: int) -> Floats:
+    def _pass(
+        self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | Hidden | None, trunk: int
+    ) -> Floats:
         count, start = len(tokens), self.length
-        hidden = self.tree(range(-1, count - 1) if parents is None else parents, graph.shape.width, trunk)
+        if isinstance(parents, Hidden):
+            hidden = _padded(parents, start - parents.trunk, graph.shape.width)
+        else:
+            hidden = self.tree(range(-1, count - 1) if parents is None else parents, graph.shape.width, trunk)
         graph.fill(tokens, rows, hidden, start)
         started = time.perf_counter()
         graph.run(count, start)
@@ -150,6 +157,18 @@ class _Graph:
             self.session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise failure(f"{self._path}: a pass of {count} tokens after {start} failed", error) from error
+
+
+def _padded(hidden: Hidden, before: int, width: int) -> Hidden:
+    """``hidden``, of a pass ``before`` rows behind the trunk, for one of ``width`` tokens: nobody sees the padding."""
+    count = len(hidden.mask)
+    if hidden.mask.shape != (count, before + count) or count > width:
+        raise ValueError(f"a mask {hidden.mask.shape} for a pass of at most {width} tokens {before} rows behind the trunk")
+    mask = np.zeros((width, before + width), bool)
+    mask[:count, : before + count] = hidden.mask
+    mask[:count, before + count :] = True
+    positions = np.concatenate([hidden.positions, hidden.trunk + np.arange(before + count, before + width)])
+    return Hidden(hidden.trunk, mask, positions)
 
 
 def _entries(folder: Path, profile: StaticProfile, place: Placement) -> dict[str, str]:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from edgespec import runtime
 from edgespec.cli.inspect import describe
-from edgespec.errors import CheckpointError, EdgespecError, ExportError, UnsupportedModelError, UsageError
-from edgespec.export import ExportConfig, ExportReport
+from edgespec.errors import CheckpointError, EdgespecError, ExportError, UnsupportedModelError
+from edgespec.export import ExportReport
 from edgespec.export.heads import Head, TargetShape, proof
 from edgespec.export.heads.eagle import open_eagle
 from edgespec.export.heads.medusa import accuracy_of, open_medusa
@@ -300,9 +301,24 @@ def test_a_head_that_does_not_fit_is_refused_before_work(target: Path, tmp_path:
     assert not (tmp_path / "bundle").exists()
 
 
-def test_heads_and_fixed_shapes_do_not_go_together(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--eagle: heads read hidden states that graphs of --profile npu do not give"):
-        ExportConfig("none", tmp_path, eagle="none", profiles=("npu",))
+def test_a_target_of_fixed_shapes_gives_its_hidden_states_to_heads(target: Path, tmp_path: Path) -> None:
+    heads = {"medusa": str(write_medusa(tmp_path / "medusa", medusa_tensors())), "eagle": str(make_eagle("3").write(tmp_path / "eagle"))}
+    report = export(target, tmp_path / "bundle", profiles=("npu",), npu_widths=(1, 5, 16), **heads)
+    usual = load(report.output, report.manifest.target)
+    with runtime.load(report.output, profile="npu", threads=1) as engine:
+        static = engine._model("target")
+        for model in (usual, static):
+            model.run(IDS[:16], [0])
+            model.run([7, IDS[16], IDS[17]], range(3), (-1, -1, 1))
+            model.keep_path(16, (1, 2))
+        assert usual.features.std() > 0.1
+        np.testing.assert_allclose(static.features, usual.features, atol=1e-4)
+        static.keep(0)
+        plain = engine.generate(IDS[:12], drafter="none", max_new_tokens=20, ignore_eos=True)
+        for drafter in ("medusa", "eagle"):
+            found = engine.generate(IDS[:12], drafter=drafter, draft_length=2, max_new_tokens=20, ignore_eos=True)
+            assert found.token_ids == plain.token_ids, drafter
+            assert found.stats.drafted > 0, drafter
 
 
 def test_inspect_shows_heads(report: ExportReport) -> None:

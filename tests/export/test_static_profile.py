@@ -32,7 +32,9 @@ WIDTHS = (1, 8, 16)
 ON_CPU = Placement(DEFAULT_PROVIDERS, 1, profile="npu")
 
 
-def open_static(bundle: Path, name: str = "target") -> Model:
+def open_static(bundle: Path, name: str = "target", usual: bool = False) -> Model:
+    if usual:
+        return open_model(bundle, read_manifest(bundle).models[name], Placement(DEFAULT_PROVIDERS, 1), capacity=CAPACITY)
     spec = static_spec(read_manifest(bundle).models[name], "npu", name)
     return open_model(bundle, spec, ON_CPU, capacity=CAPACITY)
 
@@ -72,6 +74,23 @@ def test_a_rejected_row_leaves_no_trace(bundle: Path) -> None:
     other.run([*IDS[:20], 1, 3], [0])
     np.testing.assert_allclose(model.run(IDS[30:35], range(5)), other.run(IDS[30:35], range(5)), atol=1e-4)
     assert model.tokens == other.tokens
+
+
+def test_a_caller_may_say_who_sees_whom(bundle: Path) -> None:
+    """A tree that grows pass by pass: by parents, by masks that the caller keeps, and in the usual graph."""
+    model, masked, usual = open_static(bundle), open_static(bundle), open_static(bundle, usual=True)
+    first, second, parents = [1, 2, 3], [4, 5], [-1, 0, 0, 2, 1]
+    logits = []
+    for index, each in enumerate((model, masked, usual)):
+        each.run(IDS[:20], [0])
+        each.run(first, range(3), parents[:3] if index != 1 else each.tree(parents[:3], 3, 20))
+        logits.append(each.run(second, range(2), parents if index != 1 else each.tree(parents, 2, 20), trunk=20).copy())
+    np.testing.assert_array_equal(logits[0], logits[1])
+    np.testing.assert_allclose(logits[0], logits[2], atol=1e-4)
+    with pytest.raises(ValueError, match="a mask"):
+        masked.run([6], [0], usual.tree(parents, 2, 20))
+    with pytest.raises(ValueError, match="take no features"):
+        model.run([6], [0], features=np.zeros((1, 4), np.float32))
 
 
 def test_the_cache_can_be_filled_to_its_last_row(bundle: Path) -> None:
@@ -122,9 +141,10 @@ def test_speculation_writes_the_plain_text(bundle: Path) -> None:
         assert engine.manifest.target.max_width == 8
         for prompt in (IDS[:5], IDS[:40]):
             plain = engine.generate(prompt, drafter="none", max_new_tokens=30, ignore_eos=True)
-            for drafter in ("draft", "ngram"):
-                found = engine.generate(prompt, drafter=drafter, draft_length=4, max_new_tokens=30, ignore_eos=True)
-                assert found.token_ids == plain.token_ids, drafter
+            for drafter in ("draft", "ngram", "tree"):
+                for length in (4, "auto"):
+                    found = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=30, ignore_eos=True)
+                    assert found.token_ids == plain.token_ids, (drafter, length)
             with pytest.raises(UsageError, match="draft_length: 8 is more than 7"):
                 engine.generate(prompt, drafter="draft", draft_length=8)
 
