@@ -57,7 +57,10 @@ def test_it_drafts_and_can_stand_in_a_list(install: Install, attention: Engine) 
         found = attention.generate("hello", drafter=names, draft_length=3, max_new_tokens=30)
         assert found.token_ids == plain.token_ids
         assert found.stats.drafted > 0
-    assert "other" not in attention.generate("hello", max_new_tokens=5).stats.drafter, "auto asks nobody's but ours"
+    found = attention.generate("hello", drafter="other", max_new_tokens=30)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.drafted_by_drafter["other"].total() > 0, "how many it drafts is found out for it, too"
+    assert "other" not in attention.generate("hello", max_new_tokens=9).stats.drafted_by_drafter, "auto asks nobody's but ours"
 
 
 def test_the_one_of_the_documentation(install: Install, attention: Engine) -> None:
