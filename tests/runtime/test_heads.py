@@ -28,7 +28,8 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS
 from edgespec.runtime.token_map import UNSCORED, TokenMap, read_token_map
 from edgespec.runtime.verify import verify
 from tests.export.conftest import export
-from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.helpers.bundles import CHAT_TEMPLATE
+from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_tokenizer
 from tests.helpers.heads import Eagle, H, Text, make_eagle, oracle_eagle, oracle_medusa, target_shape, write_alone, write_medusa
 
 PROMPT = [*b"the quick brown fox"]
@@ -61,6 +62,7 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("heads")
     checkpoint = make_sure(make_checkpoint(folder / "checkpoint", tie_word_embeddings=False, seed=3))
+    make_tokenizer(chat_template=CHAT_TEMPLATE).save_pretrained(checkpoint)
     text = Text.of(checkpoint, PROMPT, WRITTEN)
     medusa = str(write_medusa(folder / "medusa", oracle_medusa(text)))
     export(checkpoint, folder / "float32", medusa=medusa, eagle=str(oracle_eagle(text, "1").write(folder / "eagle")))
@@ -213,22 +215,58 @@ def test_eagle_bridges_tokens_that_no_pass_has_seen(made: Made) -> None:
     assert cache.begin([*context, 259], 259) is None
 
 
-def test_conversations_take_turns(made: Made) -> None:
-    """What a head knows of a conversation is set aside and comes back with it; the text is that of plain decoding."""
+def counted_tokens(engine: Engine, name: str) -> list[int]:
+    """Filled with the number of tokens of each pass of a model from now on."""
+    model, ran = engine._models.get(name), []
+    run = model.run
 
-    def turns(drafter: str) -> list[list[int]]:
+    def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
+        ran.append(len(tokens))
+        return run(tokens, *more, **others)
+
+    model.run = counted  # type: ignore[method-assign]
+    return ran
+
+
+def test_conversations_take_turns(made: Made, tmp_path: Path) -> None:
+    """The text is that of plain decoding, and a head's rows of a conversation come back with it, also from a file."""
+    said = ["abcdefgh" * 3, "ijk"]
+
+    def turns(drafter: str) -> tuple[list[str], list[int]]:
         with load(made.int8, threads=1) as engine:
-            engine.chat_template = None
-            texts = []
-            contexts = [[*PROMPT], [*b"another one"]]
-            for _ in range(2):
-                for context in contexts:
-                    found = engine.generate(context, drafter=drafter, max_new_tokens=8, ignore_eos=True)
-                    context += [*found.token_ids, *b" go on"]
-                    texts.append(found.token_ids)
-            return texts
+            chats = [engine.chat(drafter=drafter, draft_length=3, max_new_tokens=6, ignore_eos=True) for _ in range(2)]
+            texts = [chat.send(text).result().text for chat in chats for text in said[:1]]
+            ran = counted_tokens(engine, drafter) if drafter == "eagle" else []
+            first_passes = []
+            for chat in chats:
+                ran.clear()
+                texts.append(chat.send(said[1]).result().text)
+                first_passes += ran[:1]
+            chats[0].save(tmp_path / drafter)
+            restored = engine.restore_chat(tmp_path / drafter, drafter=drafter, draft_length=3, max_new_tokens=6, ignore_eos=True)
+            ran.clear()
+            texts.append(restored.send(said[1]).result().text)
+            return texts, first_passes + ran[:1]
 
-    assert turns("eagle") == turns("medusa") == turns("none")
+    plain, _ = turns("none")
+    assert turns("medusa")[0] == plain
+    found, first_passes = turns("eagle")
+    assert found == plain
+    # What was said since: the last of the answer, three tokens and the template's. The first turn alone has more than thirty tokens.
+    assert len(first_passes) == 3
+    assert max(first_passes) < 15
+
+
+def test_grammars_that_force_tokens(made: Made) -> None:
+    pytest.importorskip("llguidance")
+    with load(made.float32, threads=1) as engine:
+        options = {"regex": "(red|green), (always blue|never blue)+, and[a-z]{12}", "max_new_tokens": 60}
+        plain = engine.generate(PROMPT, drafter="none", **options)
+        assert plain.stats.forced > 5
+        for drafter in ("medusa", "eagle"):
+            found = engine.generate(PROMPT, drafter=drafter, draft_length=3, **options)
+            assert found.token_ids == plain.token_ids
+            assert found.stats.drafted > 0
 
 
 def test_medusa_heads_wait_for_forced_tokens(made: Made) -> None:
