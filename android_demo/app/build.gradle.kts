@@ -81,8 +81,8 @@ val gatherPython = tasks.register<Sync>("gatherPython") {
     }
     from(rootDir.resolve("demo")) {
         into("edgespec/demo")
-        include("**/*.py", "page.html")
-        exclude("server.py")
+        include("*.py")
+        exclude("server.py", "page.py")
     }
 }
 

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgespec.demo.page import page
 from edgespec.demo.protocol import Event
 from edgespec.demo.service import Service
 from edgespec.runtime.ort import LIBRARY_VARIABLE
@@ -55,8 +54,3 @@ def import_picked(service: Service, picked: Any, name: str) -> None:
     sources = {str(file): functools.partial(opener, str(file)) for file in picked.names()}
     with service._reporting():
         service.import_from(sources, name)
-
-
-def page_text() -> str:
-    """The page for the app's WebView."""
-    return page("app")

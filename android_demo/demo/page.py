@@ -1,4 +1,4 @@
-"""The page as it is served: one file, whose script runs only under the policy that is sent with it."""
+"""The page as it is served: one file, whose script runs only under the policy that is sent with it. The app loads the file itself."""
 
 from __future__ import annotations
 

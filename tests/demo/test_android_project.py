@@ -38,7 +38,7 @@ def gathered(out: Path) -> Path:
         source = (ROOT if base == "repository" else PROJECT) / folder
         into = out / re.findall(r'into\("(.*?)"\)', rules)[0]
         included = re.findall(r'"(.*?)"', re.findall(r"include\((.*?)\)", rules)[0])
-        excluded = re.findall(r'exclude\("(.*?)"\)', rules)
+        excluded = re.findall(r'"(.*?)"', "".join(re.findall(r"exclude\((.*?)\)", rules)))
         for pattern in included:
             for path in source.glob(pattern):
                 if path.name not in excluded:

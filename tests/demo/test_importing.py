@@ -150,4 +150,3 @@ def test_the_apps_way_from_an_empty_device_to_an_answer(
         assert service.state()["bundle"]["name"] == "Phone"
     finally:
         service.close()
-    assert "nonce" not in android.page_text().replace('nonce="app"', "")

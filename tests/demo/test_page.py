@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.demo.android import page_text
 from edgespec.demo.page import page_source
 from edgespec.demo.server import Events, Server
 from edgespec.demo.service import Service
@@ -167,8 +166,8 @@ def test_everything_has_a_name_and_is_large_enough_to_touch(page: Chromium) -> N
 
 @pytest.mark.slow
 def test_in_the_app_it_talks_to_java(browser: Chromium, tmp_path: Path) -> None:
-    """The page as Java loads it, with an object in place of Java's: an import that fails."""
-    (tmp_path / "page.html").write_text(page_text(), encoding="utf-8")
+    """The file as Java loads it, with an object in place of Java's: an import that fails."""
+    (tmp_path / "page.html").write_text(page_source(), encoding="utf-8")
     said = "window.said = []; window.Android = { receive: text => said.push(JSON.parse(text)) };"
     script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=said)["identifier"]
     try:
