@@ -117,11 +117,9 @@ class Service:
         """The system is short of memory: give back what can be had again."""
         engine = self._engine
         if engine is not None:
-            trim = getattr(engine, "trim", None)
-            if trim is not None:
-                trim()
-                self._emit({"type": "notice", "text": "The device is short of memory. What could be spared was given back."})
-                self._emit(self._memory())
+            engine.trim()
+            self._emit({"type": "notice", "text": "The device is short of memory. What could be spared was given back."})
+            self._emit(self._memory())
 
     def save(self) -> None:
         """Write the conversation, also in the middle of an answer."""

@@ -224,12 +224,21 @@ def test_a_bug_is_no_traceback(service: Service, recorded: Recorded, monkeypatch
     assert service.state()["busy"] == ""
 
 
-def test_the_devices_call_for_memory(service: Service, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(type(service._engine), "trim", lambda self: calls.append(1), raising=False)  # noqa: ARG005
+def test_the_devices_call_for_memory(service: Service, recorded: Recorded) -> None:
+    """Between two answers and in the middle of one: what is given back comes again, and the conversation stays."""
+    say(service)
     service.trim()
-    assert calls == [1]
+    assert service._engine is not None
+    assert list(service._engine._models.loaded) == ["target"], "the draft went"
+    recorded.clear()
+    service.handle({"type": "send", "text": "and more"})
+    recorded.wait_for(lambda event: event["type"] == "piece")
+    service.trim()
+    assert service.wait(WAIT_S)
     assert recorded.of("notice")
+    assert recorded.of("finished")[-1]["new_tokens"] == 40
+    assert recorded.of("finished")[-1]["accepted"] > 0
+    assert len(service.state()["messages"]) == 4
 
 
 def test_stored_conversations_from_strangers() -> None:

@@ -162,9 +162,16 @@ SPELLED = (
 )
 
 
+_UNASSIGNED = pre_tokenizers.Split(Regex(r"\p{Cn}"), behavior="removed")
+
+
+@functools.cache
 def known(char: str) -> bool:
-    """Whether both know it: assigned, and no mark that is so young that tokenizers' tables miss it."""
-    return unicodedata.category(char) != "Cn" and (not unicodedata.combining(char) or unicodedata.ucd_3_2_0.category(char) != "Cn")
+    """Whether Python and tokenizers, whose versions of Unicode differ, both know it: assigned, and no mark that is so young that the
+    tables of tokenizers' normalizers miss it."""
+    if unicodedata.category(char) == "Cn" or not _UNASSIGNED.pre_tokenize_str(char):
+        return False
+    return not unicodedata.combining(char) or unicodedata.ucd_3_2_0.category(char) != "Cn"
 
 
 def random_text(rng: random.Random) -> str:
