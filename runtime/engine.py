@@ -16,7 +16,6 @@ import functools
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,17 +25,15 @@ from edgespec.bundle import bundle_key, open_bundle
 from edgespec.errors import BundleError, UsageError
 from edgespec.hub import find_bundle
 from edgespec.manifest import Manifest
-from edgespec.runtime import calibration, cost, drafters
+from edgespec.runtime import calibration, drafters
 from edgespec.runtime import prefix as prefixes
 from edgespec.runtime.acceptance import Acceptance
 from edgespec.runtime.chat import Chat
-from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
-from edgespec.runtime.cost import Costs, RunningCosts
 from edgespec.runtime.drafters.corpus import read_corpus
 from edgespec.runtime.drafters.lookahead import check_window
-from edgespec.runtime.drafters.proposer import Proposer, Source
+from edgespec.runtime.drafters.proposer import Proposer
+from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
-from edgespec.runtime.features import columns
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
@@ -52,16 +49,14 @@ from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements, Profile, Providers, Threads
 from edgespec.runtime.profiles import with_profiles
 from edgespec.runtime.recheck import Recheck
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.rows import Floats, bytes_per_row
-from edgespec.runtime.sampling import Sampler, make_sampler
+from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.sampling import make_sampler
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
 from edgespec.runtime.structured import Grammar, GrammarMaker
 from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.tokenizer import Tokenizer
-from edgespec.runtime.token_map import TokenMap, read_token_map
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +65,6 @@ KEPT_BLOCKS = 2**22  # memory blocks below this size stay with the process when 
 OWN_BLOCKS = 2**17  # under a budget, memory blocks from this size on go back to the system when they are freed
 BUSY = "this engine is generating already; finish or close that generation first"
 
-Policies = dict[tuple[str, WidthRule], AutoLength]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -154,7 +148,6 @@ class Engine:
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
-        self._corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
         import_onnxruntime()
         self._footprint = footprint(path, self.manifest)
@@ -173,12 +166,17 @@ class Engine:
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         caches = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in ("target", *self.settings.drafts))
         self._swap = Swap(self._models.loaded, caches if budget is None else max(0, budget - self.plan.ceiling))
-        # How many tokens each drafter is asked for: of texts by themselves, of each conversation, and of the text before.
-        self._policies: Policies = {}
-        self._chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
-        self._last_policies: Policies = {}
-        self._kept: weakref.WeakKeyDictionary[object, dict[str, Any]] = weakref.WeakKeyDictionary()
-        """What drafters keep for a conversation."""
+        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
+        self._drafting = Drafting(
+            path,
+            self.manifest,
+            self._models,
+            vocabulary=self.tokenizer.size,
+            capacity=self.capacity,
+            corpus=corpus,
+            key=lambda: self._key,
+            before_measuring=self._check_idle,
+        )
         self._lock = threading.Lock()
         """Held by the generation that is running: there is one set of caches."""
         self._stop_running: Callable[[], None] | None = None
@@ -192,7 +190,7 @@ class Engine:
     @property
     def drafters(self) -> tuple[str, ...]:
         """The values of the option ``drafter`` that this engine can run."""
-        return tuple(name for name in drafters.available(self.manifest) if self._why_dropped(name) is None)
+        return self._drafting.available
 
     def _open_packs(self, wanted: bool) -> dict[str, Path]:
         """Graphs with saved packs, where they are wanted and of use."""
@@ -238,36 +236,28 @@ class Engine:
         """Measure costs again, and forget how often drafted tokens were accepted. False if the machine was busy; such costs serve
         this engine but are not kept."""
         self._check_idle()
-        calibration.forget_costs(self._key)
-        for name in ("_costs", "_running_costs"):
-            self.__dict__.pop(name, None)
-        self._policies.clear()
-        self._chat_policies.clear()
-        self._last_policies.clear()
-        self._known_acceptance = {}
-        return self._running_costs.start.quiet
+        self._drafting.forget()
+        return self._drafting.running_costs.start.quiet
 
     def keep_learnt(self) -> dict[str, Acceptance]:
         """Store how often tokens of each drafter are accepted, as far as it is known, so that later engines for this bundle begin
         with it; what was stored."""
-        found = {name: policy.acceptance for (name, _), policy in self._last_policies.items() if policy.acceptance.tried}
-        calibration.keep_acceptance(self._key, found)
-        return found
+        return self._drafting.keep_learnt()
 
     @property
     def cost_curve(self) -> dict[int, float]:
         """Milliseconds of a target pass by width, measured on this machine."""
-        return dict(self._costs.target_ms)
+        return dict(self._drafting.costs.target_ms)
 
     def exact_pass_ms(self, count: int) -> float:
         """Milliseconds, as measured, of a target pass of ``count`` tokens under "exact", which pads it to a width that is proven."""
         widths = self._target(GenerationOptions()).widths
-        return self._costs.of_width(widths.fit(count, self.capacity) or count)
+        return self._drafting.costs.of_width(widths.fit(count, self.capacity) or count)
 
     @property
     def draft_cost(self) -> dict[str, float]:
         """Milliseconds of one draft step, by drafter that has a model."""
-        return dict(self._costs.draft_ms)
+        return dict(self._drafting.costs.draft_ms)
 
     def generate(self, prompt: Prompt, options: GenerationOptions | None = None, **more: Any) -> GenerationResult:
         """Generate a whole text. Arguments and errors are those of :meth:`stream`."""
@@ -441,8 +431,8 @@ class Engine:
         """Run the loop as a generator that owns the engine until it is finished or closed."""
         options, context, model = job.options, job.context, job.target.model
         sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids, grammar=job.grammar)
-        proposer = self._proposer(job, sampler)
         self._check_idle()
+        proposer = self._drafting.proposer(job.names, job.target, sampler, options.draft_length, options.lookahead, job.owner)
         if not self._lock.acquire(blocking=False):
             raise UsageError(BUSY)
         self._stop_running = stopped.set
@@ -507,96 +497,8 @@ class Engine:
             branches=proven is None,
         )
 
-    def _proposer(self, job: Job, sampler: Sampler) -> Proposer:
-        """The drafters for which there is memory."""
-        target, length = job.target, job.options.draft_length
-        auto = bool(job.names) and length == "auto"
-        resources = drafters.Resources(
-            vocabulary=self.tokenizer.size,
-            models=self._draft_models,
-            choose=sampler.draft,
-            guess=sampler.draft_several,
-            draws=sampler.draws,
-            branches=target.branches,
-            pass_ms=self._pass_cost(target.widths) if auto else None,
-            draft_ms=lambda kind: self._costs.draft_ms[kind],
-            corpus=self._corpus,
-            window=job.options.lookahead,
-            features=self._features,
-            heads=lambda kind: self._models.get_heads(drafters.model_names(kind, self.manifest)[0]),
-            token_map=self._token_map,
-            kept={} if job.owner is None else self._kept.setdefault(job.owner, {}),
-        )
-        most = target.widths.widths[-1] - 1
-        sources, dropped = [], {}
-        for name in job.names:
-            models = drafters.models_of(name, self.manifest)
-            if not self._models.try_load(models):
-                dropped[name] = self._models.why_dropped(models) or ""
-                continue
-            kind = drafters.kind_of(name)
-            policy: LengthPolicy
-            if length != "auto" or kind.sizes_itself:
-                policy = FixedLength(most if length == "auto" else min(length, most))
-            else:
-                policy = self._auto_length(name, target.widths, job.owner)
-            made = kind.make(dataclasses.replace(resources, gate=policy.gate))
-            sources.append(Source(made, policy, has_model=bool(models)))
-        return Proposer(sources, target.branches, self._running_costs if auto else None, dropped, on_failure=self._drop_drafter)
-
-    def _drop_drafter(self, name: str, reason: str) -> None:
-        self._models.drop(drafters.models_of(name, self.manifest), reason)
-
-    def _auto_length(self, drafter: str, widths: WidthRule, owner: object) -> AutoLength:
-        """One for each drafter and rule, kept for the next generation. A conversation has its own, which begins with what the last
-        text has shown."""
-        key = drafter, widths
-        own = self._policies if owner is None else self._chat_policies.setdefault(owner, {})
-        if key not in own:
-            last, costs = self._last_policies.get(key), self._running_costs
-            pass_ms, draft_ms = functools.partial(self._pass_ms, widths), functools.partial(costs.of_draft, drafter)
-            most = widths.widths[-1] - 1
-            known = self._known_acceptance[drafter].hint(most) if drafter in self._known_acceptance else None
-            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, most, known)
-        self._last_policies[key] = own[key]
-        return own[key]
-
-    def _pass_cost(self, widths: WidthRule) -> Callable[[int], float]:
-        """Cost of a pass by its tokens, measured now if it has not been: in the middle of a generation it cannot be."""
-        _ = self._running_costs
-        return functools.partial(self._pass_ms, widths)
-
-    def _pass_ms(self, widths: WidthRule, count: int) -> float:
-        """Cost of a pass of ``count`` tokens, padded to an allowed width."""
-        return self._running_costs.of_width(widths.fit(count, self.capacity) or count)
-
-    @functools.cached_property
-    def _known_acceptance(self) -> dict[str, Acceptance]:
-        """Of drafters, from an earlier engine that kept what it learnt."""
-        return calibration.acceptance(self._key)
-
-    @functools.cached_property
-    def _running_costs(self) -> RunningCosts:
-        return RunningCosts(self._costs)
-
     def _model(self, name: str) -> Model:
         return self._models.get(name)
-
-    def _draft_models(self, kind: str) -> list[Model]:
-        return [self._model(name) for name in drafters.model_names(kind, self.manifest)]
-
-    def _features(self, kind: str) -> Callable[[], Floats]:
-        """Gives the hidden states of the target that heads of a kind read, for the rows of its cache."""
-        name = drafters.model_names(kind, self.manifest)[0]
-        target, where = self._model("target"), columns(self.manifest.target, self.manifest.models[name].reads or ())
-        return lambda: target.features[:, where]
-
-    def _token_map(self, kind: str) -> TokenMap | None:
-        name = drafters.model_names(kind, self.manifest)[0]
-        return read_token_map(self.path, self.manifest.models[name], self.manifest.target.vocab_size)
-
-    def _why_dropped(self, drafter: str) -> str | None:
-        return self._models.why_dropped(drafters.models_of(drafter, self.manifest))
 
     def _load_at_once(self) -> None:
         """Load all models that the plan has, so that what loading takes for a while comes before the caches fill."""
@@ -624,19 +526,3 @@ class Engine:
         version, settings = import_onnxruntime().__version__, self.settings
         shape = (min(settings.context, MEASURED_ROWS), settings.chunk, settings.width)
         return calibration.cache_key((self._bundle_key, machine_name(), version, self.placements.key, *shape))
-
-    @functools.cached_property
-    def _costs(self) -> Costs:
-        self._check_idle()
-        kinds = {spec.kind: spec.model for spec in reversed(self.manifest.drafters) if spec.model is not None}
-        usable = {kind: name for kind, name in kinds.items() if kind in self.drafters and self._models.try_load([name])}
-        models: dict[str, Callable[[], Model | RowHeads]] = {}
-        for kind, name in usable.items():
-            get = self._models.get if self.manifest.models[name].layers else self._models.get_heads
-            models[kind] = functools.partial(get, name)
-        key = calibration.cache_key((self._key, *sorted(usable.values())))
-        found = calibration.costs(key, lambda: cost.measure(self._model("target"), models))
-        log.info(
-            "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
-        )
-        return found

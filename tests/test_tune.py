@@ -34,7 +34,7 @@ def bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tuning(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
-    monkeypatch.setattr("edgespec.runtime.engine.cost.measure", lambda *_: COSTS)
+    monkeypatch.setattr("edgespec.runtime.cost.measure", lambda *_: COSTS)
     with package.load(bundle, threads=1) as engine:
         return tune(engine, [*QUESTIONS, Question("long", "x" * 500)], max_new_tokens=36)
 
@@ -77,11 +77,11 @@ def test_a_later_engine_begins_with_what_was_found(tuning: Tuning, bundle: Path,
     (stored,) = (tmp_path / "cache").glob("acceptance-*")
     with package.load(bundle, threads=1) as engine:
         engine.generate("a", max_new_tokens=2)
-        (policy,) = (policy for (name, _), policy in engine._last_policies.items() if name == "draft")
+        (policy,) = (policy for (name, _), policy in engine._drafting._last_policies.items() if name == "draft")
         assert policy.acceptance.tried
     stored.unlink()
     with package.load(bundle, threads=1) as engine:
-        assert engine._known_acceptance == {}
+        assert engine._drafting._known_acceptance == {}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"draft": 1}', '{"draft": {"accepted": [[2, 1]], "all": [], "offered": []}}'])
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_passed_over(tuning: Tuning, bundle: Path, tmp_path: P
     path.write_text(content)
     with package.load(bundle, threads=1) as engine:
         assert engine.generate("a", max_new_tokens=3).text == "bcd"
-        assert engine._known_acceptance == {}
+        assert engine._drafting._known_acceptance == {}
 
 
 def test_the_command(edgespec: Run, bundle: Path, tmp_path: Path) -> None:

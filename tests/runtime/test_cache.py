@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.cache import cache_folder, read_json, write_json
+from edgespec.runtime import cost
 from edgespec.runtime import engine as engine_module
 from edgespec.runtime import load
 from edgespec.runtime.cost import Costs
@@ -44,7 +45,7 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def measurements(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often the self-test ran and costs were measured. The machine counts as quiet, whatever else runs here."""
     made = {"exactness": 0, "costs": 0}
-    find, measure = engine_module.find_equal_widths, engine_module.cost.measure
+    find, measure = engine_module.find_equal_widths, cost.measure
 
     def counted_find(*arguments: Any) -> Any:
         made["exactness"] += 1
@@ -55,7 +56,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return dataclasses.replace(measure(*arguments), quiet=made["costs"] != 10)
 
     monkeypatch.setattr(engine_module, "find_equal_widths", counted_find)
-    monkeypatch.setattr(engine_module.cost, "measure", counted_measure)
+    monkeypatch.setattr(cost, "measure", counted_measure)
     return made
 
 

@@ -318,7 +318,7 @@ def test_engines_come_and_go_without_growing(tmp_path: Path) -> None:
 
 def test_a_drafter_that_did_not_pay_is_still_off_in_the_next_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(make_lookup_bundle(tmp_path / "b", draft_table=[ord("!")] * 259)) as engine:
-        monkeypatch.setitem(engine.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.3}, True))
+        monkeypatch.setitem(engine._drafting.__dict__, "costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.3}, True))
         first = engine.generate("a", drafter="draft", max_new_tokens=10)
         second = engine.generate("a", drafter="draft", max_new_tokens=10)
         assert first.stats.drafted >= 4, "it gets its chance"
@@ -331,7 +331,7 @@ def test_automatic_lengths_and_early_stops_leave_the_text_as_it_is(
     attention: Engine, monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
     """Costs under which the draft pays, so that it is asked, and stops where it is not sure."""
-    monkeypatch.setitem(attention.__dict__, "_costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.1}, True))
+    monkeypatch.setitem(attention._drafting.__dict__, "costs", Costs({1: 1.0, 8: 1.5}, {"draft": 0.1}, True))
     monkeypatch.setattr(RunningCosts, "saw_pass", lambda *_: None)
     monkeypatch.setattr(RunningCosts, "saw_draft", lambda *_: None)
     plain = attention.generate("hello there", drafter="none", max_new_tokens=120, ignore_eos=True)
@@ -346,11 +346,11 @@ def test_a_conversation_learns_for_itself(attention: Engine) -> None:
     for chat in (first, second, first):
         chat.send("hello", max_new_tokens=8, drafter="draft").result()
     attention.generate("hello", max_new_tokens=8, drafter="draft")
-    policies = [*attention._chat_policies.values(), attention._policies]
+    policies = [*attention._drafting.chat_policies.values(), attention._drafting.policies]
     assert len({id(policy) for found in policies for policy in found.values()}) == 3
     del first, second, chat
     gc.collect()
-    assert not attention._chat_policies
+    assert not attention._drafting.chat_policies
 
 
 def test_what_happens_is_logged_and_nothing_is_printed(

@@ -168,13 +168,13 @@ def test_every_window_gives_the_plain_text(tmp_path: Path, sampling: dict[str, A
 def test_a_conversation_keeps_its_pool(attention: Engine) -> None:
     chat = attention.chat(drafter="lookahead", draft_length=7, max_new_tokens=20)
     chat.send("hello").result()
-    (pool,) = attention._kept[chat].values()
+    (pool,) = attention._drafting.kept[chat].values()
     size = len(pool)
     chat.send("and?").result()
-    assert list(attention._kept[chat].values()) == [pool]
+    assert list(attention._drafting.kept[chat].values()) == [pool]
     assert len(pool) >= size > 0
     attention.generate("other", drafter="lookahead", max_new_tokens=5)
-    assert len(attention._kept) == 1
+    assert len(attention._drafting.kept) == 1
 
 
 def test_the_statistics_say_that_it_rests(attention: Engine) -> None:

@@ -221,8 +221,8 @@ def test_it_speeds_up_what_the_corpus_knows(tmp_path: Path, attention_bundle: Pa
     file.write_bytes(text)
     tokens = plain.token_ids
     with load(attention_bundle, threads=1, ngram_corpus=file) as engine:
-        assert bytes(engine._corpus.tokens.tolist()) == text  # type: ignore[union-attr]
-        engine._corpus = Corpus.of(np.asarray(tokens, np.int32), 9)
+        assert bytes(engine._drafting.corpus.tokens.tolist()) == text  # type: ignore[union-attr]
+        engine._drafting.corpus = Corpus.of(np.asarray(tokens, np.int32), 9)
         for exactness in ("exact", "fast"):
             found = engine.generate("hello", drafter="ngram", draft_length=7, max_new_tokens=40, ignore_eos=True, exactness=exactness)
             assert found.token_ids == plain.token_ids

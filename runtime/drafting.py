@@ -1,0 +1,221 @@
+"""Which drafters a generation has, how many tokens each is asked for, and what an engine learns of them on the way.
+
+Costs are measured once for a bundle on a machine and corrected by real rounds; how often a drafter's tokens are accepted is kept for
+texts by themselves, for each conversation, and from one engine to the next (:mod:`edgespec.runtime.controller`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec.manifest import Manifest
+from edgespec.runtime import calibration, cost, drafters
+from edgespec.runtime.acceptance import Acceptance
+from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
+from edgespec.runtime.cost import Costs, RunningCosts
+from edgespec.runtime.drafters.corpus import Corpus
+from edgespec.runtime.drafters.proposer import Proposer, Source
+from edgespec.runtime.exactness import WidthRule
+from edgespec.runtime.features import columns
+from edgespec.runtime.loop import Target
+from edgespec.runtime.model import Model
+from edgespec.runtime.models import Models
+from edgespec.runtime.row_heads import RowHeads
+from edgespec.runtime.rows import Floats
+from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.token_map import TokenMap, read_token_map
+
+log = logging.getLogger(__name__)
+
+Policies = dict[tuple[str, WidthRule], AutoLength]
+
+
+class Drafting:
+    """The drafters of one engine.
+
+    Args:
+        path: the bundle.
+        manifest: of the bundle, with the limits of the graphs that are used.
+        models: loaded ones, and those to load.
+        vocabulary: tokens of the tokenizer.
+        capacity: rows of the target's cache.
+        corpus: text of the user's for the n-gram drafter.
+        key: what measurements depend on.
+        before_measuring: raises if something is running, which a measurement would disturb.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        models: Models,
+        *,
+        vocabulary: int,
+        capacity: int,
+        corpus: Corpus | None,
+        key: Callable[[], str],
+        before_measuring: Callable[[], None],
+    ) -> None:
+        self.corpus = corpus
+        self._path = path
+        self._manifest = manifest
+        self._models = models
+        self._vocabulary = vocabulary
+        self._capacity = capacity
+        self._key = key
+        self._before_measuring = before_measuring
+        # How many tokens each drafter is asked for: of texts by themselves, of each conversation, and of the text before.
+        self.policies: Policies = {}
+        self.chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
+        self._last_policies: Policies = {}
+        self.kept: weakref.WeakKeyDictionary[object, dict[str, Any]] = weakref.WeakKeyDictionary()
+        """What drafters keep for a conversation."""
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """The values of the option ``drafter`` that have all they need, memory included."""
+        return tuple(name for name in drafters.available(self._manifest) if self._why_dropped(name) is None)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """Measured the first time that they are asked for on this machine."""
+        self._before_measuring()
+        kinds = {spec.kind: spec.model for spec in reversed(self._manifest.drafters) if spec.model is not None}
+        usable = {kind: name for kind, name in kinds.items() if kind in self.available and self._models.try_load([name])}
+        models: dict[str, Callable[[], Model | RowHeads]] = {}
+        for kind, name in usable.items():
+            get = self._models.get if self._manifest.models[name].layers else self._models.get_heads
+            models[kind] = functools.partial(get, name)
+        key = calibration.cache_key((self._key(), *sorted(usable.values())))
+        found = calibration.costs(key, lambda: cost.measure(self._models.get("target"), models))
+        log.info(
+            "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
+        )
+        return found
+
+    @functools.cached_property
+    def running_costs(self) -> RunningCosts:
+        """Corrected by real rounds."""
+        return RunningCosts(self.costs)
+
+    def forget(self) -> None:
+        """All that was measured and learnt, here and in the user's cache folder."""
+        calibration.forget_costs(self._key())
+        for name in ("costs", "running_costs"):
+            self.__dict__.pop(name, None)
+        self.policies.clear()
+        self.chat_policies.clear()
+        self._last_policies.clear()
+        self._known_acceptance = {}
+
+    def keep_learnt(self) -> dict[str, Acceptance]:
+        """Store how often tokens of each drafter are accepted, as far as it is known; what was stored."""
+        found = {name: policy.acceptance for (name, _), policy in self._last_policies.items() if policy.acceptance.tried}
+        calibration.keep_acceptance(self._key(), found)
+        return found
+
+    def proposer(
+        self,
+        names: Sequence[str],
+        target: Target,
+        sampler: Sampler,
+        length: int | Literal["auto"],
+        window: tuple[int, int, int] | None,
+        owner: object,
+    ) -> Proposer:
+        """The drafters of ``names`` for which there is memory, for one generation.
+
+        Args:
+            names: in the order in which they are asked.
+            target: whose passes verify.
+            sampler: chooses the drafts' tokens, too.
+            length: tokens to draft, or "auto".
+            window: W, N and G of lookahead decoding, None for the usual ones.
+            owner: the conversation, None for a text by itself.
+        """
+        auto = bool(names) and length == "auto"
+        resources = drafters.Resources(
+            vocabulary=self._vocabulary,
+            models=self._draft_models,
+            choose=sampler.draft,
+            guess=sampler.draft_several,
+            draws=sampler.draws,
+            branches=target.branches,
+            pass_ms=self._pass_cost(target.widths) if auto else None,
+            draft_ms=lambda kind: self.costs.draft_ms[kind],
+            corpus=self.corpus,
+            window=window,
+            features=self._features,
+            heads=lambda kind: self._models.get_heads(drafters.model_names(kind, self._manifest)[0]),
+            token_map=self._token_map,
+            kept={} if owner is None else self.kept.setdefault(owner, {}),
+        )
+        most = target.widths.widths[-1] - 1
+        sources, dropped = [], {}
+        for name in names:
+            models = drafters.models_of(name, self._manifest)
+            if not self._models.try_load(models):
+                dropped[name] = self._models.why_dropped(models) or ""
+                continue
+            kind = drafters.kind_of(name)
+            policy: LengthPolicy
+            if length != "auto" or kind.sizes_itself:
+                policy = FixedLength(most if length == "auto" else min(length, most))
+            else:
+                policy = self._auto_length(name, target.widths, owner)
+            made = kind.make(dataclasses.replace(resources, gate=policy.gate))
+            sources.append(Source(made, policy, has_model=bool(models)))
+        return Proposer(sources, target.branches, self.running_costs if auto else None, dropped, on_failure=self._drop)
+
+    def _drop(self, name: str, reason: str) -> None:
+        self._models.drop(drafters.models_of(name, self._manifest), reason)
+
+    def _why_dropped(self, drafter: str) -> str | None:
+        return self._models.why_dropped(drafters.models_of(drafter, self._manifest))
+
+    def _auto_length(self, drafter: str, widths: WidthRule, owner: object) -> AutoLength:
+        """One for each drafter and rule, kept for the next generation. A conversation has its own, which begins with what the last
+        text has shown."""
+        key = drafter, widths
+        own = self.policies if owner is None else self.chat_policies.setdefault(owner, {})
+        if key not in own:
+            last, costs = self._last_policies.get(key), self.running_costs
+            pass_ms, draft_ms = functools.partial(self._pass_ms, widths), functools.partial(costs.of_draft, drafter)
+            most = widths.widths[-1] - 1
+            known = self._known_acceptance[drafter].hint(most) if drafter in self._known_acceptance else None
+            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, most, known)
+        self._last_policies[key] = own[key]
+        return own[key]
+
+    def _pass_cost(self, widths: WidthRule) -> Callable[[int], float]:
+        """Cost of a pass by its tokens, measured now if it has not been: in the middle of a generation it cannot be."""
+        _ = self.running_costs
+        return functools.partial(self._pass_ms, widths)
+
+    def _pass_ms(self, widths: WidthRule, count: int) -> float:
+        """Cost of a pass of ``count`` tokens, padded to an allowed width."""
+        return self.running_costs.of_width(widths.fit(count, self._capacity) or count)
+
+    @functools.cached_property
+    def _known_acceptance(self) -> dict[str, Acceptance]:
+        """Of drafters, from an earlier engine that kept what it learnt."""
+        return calibration.acceptance(self._key())
+
+    def _draft_models(self, kind: str) -> list[Model]:
+        return [self._models.get(name) for name in drafters.model_names(kind, self._manifest)]
+
+    def _features(self, kind: str) -> Callable[[], Floats]:
+        """Gives the hidden states of the target that heads of a kind read, for the rows of its cache."""
+        name = drafters.model_names(kind, self._manifest)[0]
+        target, where = self._models.get("target"), columns(self._manifest.target, self._manifest.models[name].reads or ())
+        return lambda: target.features[:, where]
+
+    def _token_map(self, kind: str) -> TokenMap | None:
+        name = drafters.model_names(kind, self._manifest)[0]
+        return read_token_map(self._path, self._manifest.models[name], self._manifest.target.vocab_size)
