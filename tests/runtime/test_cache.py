@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from edgespec.cache import cache_folder, read_json, write_json
-from edgespec.runtime import cost
+from edgespec.runtime import cost, load
 from edgespec.runtime import engine as engine_module
-from edgespec.runtime import load
 from edgespec.runtime.cost import Costs
 
 
