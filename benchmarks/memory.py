@@ -80,18 +80,19 @@ def budgets(bundle: Path, count: int, context: int, seed: int) -> None:
     """Exit code 1 if a budget was exceeded, a text differed, or a process died."""
     free = run(bundle, budget=PLENTY, context=context, length=3, packs=False)
     prompt = 256 - SPARE
-    wanted = {size: run(bundle, budget=PLENTY, context=context, length=0, packs=False, tokens=size)["ids"] for size in (prompt,)}
+    wanted = run(bundle, budget=PLENTY, context=context, length=0, packs=False, tokens=prompt)["ids"]
     least = smallest(bundle, context)
+    span = free["plan"]["ceiling_bytes"] - least
     rng, wrong, kinds = random.Random(seed), 0, dict[str, int]()
     click.echo(f"{machine_name()}\n{bundle.name}: {least / 1e6:.0f} MB to {free['plan']['ceiling_bytes'] / 1e6:.0f} MB, context {context}")
     for number in range(count):
-        budget = rng.randint(int(0.9 * least), int(1.05 * free["plan"]["ceiling_bytes"]))
+        budget = rng.randint(least - span // 10, least + span + span // 10)
         found = run(bundle, budget=budget, context=context, length=3, packs=number % 2 == 0, tokens=prompt)
         if "error" in found:
-            kind, good = "refused", budget < 1.03 * least
+            kind, good = "refused", budget < least + 3e6  # the heap of another process is not quite the same
         else:
             kind = "; ".join(re.sub(r" \d+.*?(?=;|$)", "", step) for step in found["plan"]["steps"]) or "nothing given up"
-            good = found["peak_rss_bytes"] <= budget and found["ids"] == wanted[prompt]
+            good = found["peak_rss_bytes"] <= budget and found["ids"] == wanted
         kinds[kind] = kinds.get(kind, 0) + 1
         if not good:
             wrong += 1

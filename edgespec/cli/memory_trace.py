@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from edgespec.runtime.memory.trace import MemoryTrace
 
 
+MOST_POINTS = 400
+
+
 def check_picture(path: Path | None) -> None:
     """Refuse what could not be drawn, before any work.
 
@@ -49,6 +52,7 @@ def draw(path: Path, trace: MemoryTrace, plan: Plan) -> None:
 
     figure, axes = new_axes()
     samples = sorted(trace.samples, key=lambda sample: sample.seconds)
+    samples = samples[:: len(samples) // MOST_POINTS + 1]
     seconds = [sample.seconds for sample in samples]
     private = [sample.usage.private / 1e6 for sample in samples]
     files = [sample.usage.evictable / 1e6 for sample in samples]
