@@ -40,8 +40,8 @@ class TapFeatures(GraphPass):
         (output,) = joined.outputs
         output.name, output.type = NAME, ir.TensorType(ir.DataType.FLOAT)
         widths = [value.shape[-1] if value.shape is not None else None for value in values]
-        if not all(isinstance(width, int) for width in widths):
-            raise UnsupportedModelError("the width of the target's hidden states is not known, so no draft head can read them")
+        if not all(isinstance(width, int) for width in widths) or any(len(value.shape or ()) != 3 for value in values):
+            raise UnsupportedModelError("the target's hidden states are not one vector for each token, so no draft head can read them")
         shape = values[0].shape
         assert shape is not None
         output.shape = ir.Shape([*shape.dims[:-1], sum(width for width in widths if isinstance(width, int))])

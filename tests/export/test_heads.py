@@ -31,8 +31,9 @@ from edgespec.runtime.features import columns
 from edgespec.runtime.model import Model
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.session import DEFAULT_PROVIDERS
+from tests.export.architectures import CASES
 from tests.export.conftest import export
-from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.helpers.checkpoints import CAPACITY, auto_class, make_checkpoint
 from tests.helpers.heads import (
     LAYERS,
     Eagle,
@@ -125,6 +126,25 @@ def test_the_target_gives_what_transformers_gives(target: Path, original: Origin
     for name in ("medusa", "eagle"):
         assert manifest.models[name].accuracy is not None
         assert manifest.models[name].source.checkpoint == str(heads[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3_text", "gemma2", "cohere2", "phi", "opt", "granite", "mixtral"])
+def test_taps_of_other_architectures(architecture: str, tmp_path: Path) -> None:
+    """What enters a layer, and what is behind the last norm, whatever the model does around it."""
+    case = next(case for case in CASES if case.architecture == architecture)
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", architecture, **case.settings)
+    model = auto_class(architecture).from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+    width, rows = hidden[1].shape[-1], model.get_output_embeddings().weight.shape[0]
+    shapes = {"0.0.linear.weight": (width, width), "0.0.linear.bias": (width,), "0.1.weight": (rows, width)}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    spec = export(checkpoint, tmp_path / "bundle", medusa=str(write_medusa(tmp_path / "head", tensors))).manifest.target
+    found = load(tmp_path / "bundle", spec)
+    found.run(IDS, [0])
+    assert hidden[-1].std() > 0.1
+    np.testing.assert_allclose(found.features, hidden[-1][0], atol=2e-4)
 
 
 def test_without_heads_the_graph_stays_as_it_is(pair: ExportReport) -> None:
