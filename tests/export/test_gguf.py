@@ -28,13 +28,15 @@ def write_gguf(
     architecture: str = "llama",
     extra: Mapping[str, np.ndarray] | None = None,
     end_of_turn: int | None = None,
+    hidden: int = HIDDEN,
+    inner: int = INNER,
 ) -> Path:
     """A random model with the byte-level tokenizer of the tests."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -55,24 +57,34 @@ def write_gguf(
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     rng = np.random.default_rng(0)
-    kv = KV_HEADS * HIDDEN // HEADS
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
+    kv = KV_HEADS * hidden // HEADS
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB, hidden), "output_norm": (hidden,)}
     for layer in range(LAYERS):
-        parts = {"attn_q": (HIDDEN, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN), "attn_output": (HIDDEN, HIDDEN)}
-        parts |= {"ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER)}
-        for name, shape in {**parts, "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}.items():
+        parts = {"attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, hidden)}
+        parts |= {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
+        for name, shape in {**parts, "attn_norm": (hidden,), "ffn_norm": (hidden,)}.items():
             shapes[f"blk.{layer}.{name}"] = shape
     for name, shape in shapes.items():
         values = (rng.normal(size=shape) * 0.1).astype(np.float32)
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", values + 1)
         else:
-            writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(f"{name}.weight", encoded(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """As the library writes it; of Q4_K and Q5_K, which it only reads, random blocks: any bytes are valid behind two small scales."""
+    if kind not in (gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q5_K):
+        return gguf.quantize(values, kind)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(values.size).integers(0, 256, (len(values), values.shape[1] // weights, size), dtype=np.uint8)
+    blocks[:, :, :4] = np.array([2e-4, 2e-4], np.float16).view(np.uint8)
+    return blocks.reshape(len(values), -1)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
