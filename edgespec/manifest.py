@@ -156,9 +156,10 @@ class ModelSpec:
 
     A draft head has the input ``features``, ``features`` columns wide: the taps of the target that ``reads`` names, side by
     side. Without layers it keeps no cache and ranks tokens for each row by itself (docs/architecture.md). ``token_ids`` is a
-    file that gives the target's id for each of the model's own, int32, where these differ. ``accuracy`` is, for each of the
-    heads, how often its token of each rank was the target's. ``profiles`` are other
-    graphs of the same model by name, such as "npu".
+    file that gives the target's id for each of the model's own, int32, where these differ; for a draft model it is -1 where
+    the target has no such token. ``tokenizer`` is a draft model's own, where it cuts text otherwise than the target's.
+    ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``profiles`` are other graphs
+    of the same model by name, such as "npu".
     """
 
     architecture: str
@@ -179,6 +180,7 @@ class ModelSpec:
     reads: tuple[str, ...] | None = None
     features: int | None = None
     token_ids: str | None = None
+    tokenizer: TokenizerSpec | None = None
     accuracy: tuple[tuple[float, ...], ...] | None = None
     profiles: dict[str, StaticProfile] | None = None
 
@@ -355,6 +357,15 @@ def _check(manifest: Manifest, where: str) -> None:
     def need_file(name: str | None, field: str) -> None:
         need(name is None or name in listed, field, name, "is not among the bundle's files")
 
+    def check_tokenizer(tokenizer: TokenizerSpec, field: str, vocabulary: int) -> None:
+        need_file(tokenizer.file, f"{field}.file")
+        need_file(tokenizer.chat_template, f"{field}.chat_template")
+        need(tokenizer.vocab_size > 0, f"{field}.vocab_size", tokenizer.vocab_size, "is not positive")
+        begin = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
+        for name, values in {"eos_ids": tokenizer.eos_ids, "prefix_ids": tokenizer.prefix_ids, "bos_id": begin}.items():
+            for value in values:
+                need(0 <= value < vocabulary, f"{field}.{name}", value, "is outside the model's vocabulary")
+
     need("target" in manifest.models, "models", sorted(manifest.models), "has no target")
     for name, model in manifest.models.items():
         need(bool(_MODEL_NAME.fullmatch(name)), "models", name, "is not a name of lower-case letters, digits, '_' and '-'")
@@ -383,6 +394,9 @@ def _check(manifest: Manifest, where: str) -> None:
         )
         _check_heads(manifest, name, need)
         need_file(model.token_ids, f"{field}.token_ids")
+        if model.tokenizer is not None:
+            need(model.token_ids is not None and name != "target", f"{field}.tokenizer", model.tokenizer.file, "is without token_ids")
+            check_tokenizer(model.tokenizer, f"{field}.tokenizer", model.vocab_size)
         for profile, static in (model.profiles or {}).items():
             place = f"{field}.profiles.{_plain(profile)}"
             need(
@@ -410,18 +424,7 @@ def _check(manifest: Manifest, where: str) -> None:
         for width, cost in (model.pass_ms or {}).items():
             need(bool(_WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")
-    tokenizer = manifest.tokenizer
-    need_file(tokenizer.file, "tokenizer.file")
-    need_file(tokenizer.chat_template, "tokenizer.chat_template")
-    need(tokenizer.vocab_size > 0, "tokenizer.vocab_size", tokenizer.vocab_size, "is not positive")
-    ids = {
-        "eos_ids": tokenizer.eos_ids,
-        "prefix_ids": tokenizer.prefix_ids,
-        "bos_id": (tokenizer.bos_id,) if tokenizer.bos_id is not None else (),
-    }
-    for name, values in ids.items():
-        for value in values:
-            need(0 <= value < manifest.target.vocab_size, f"tokenizer.{name}", value, "is outside the target's vocabulary")
+    check_tokenizer(manifest.tokenizer, "tokenizer", manifest.target.vocab_size)
     for index, drafter in enumerate(manifest.drafters):
         need(
             drafter.model is None or drafter.model in manifest.models, f"drafters[{index}].model", drafter.model, "is not among the models"

@@ -14,7 +14,7 @@ DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits 
 DEFAULT_CONTEXT_LIMIT = 4096
 PROFILES = ("cpu", "npu")
 NPU_WIDTHS = (1, 5, 64)
-LAYERS_PREFIX = "layers:"
+LAYERS_PREFIX, SELF = "layers:", "self"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,11 @@ class ExportConfig:
     """One export.
 
     ``target`` and ``draft`` are a Hub id, a checkpoint folder or a ``.gguf`` file; ``draft="layers:N"`` makes the draft
-    from the target's own first N layers, and of several drafts trees are made together. ``medusa`` and ``eagle`` are draft
-    heads for the target, a Hub id or a folder each. ``context`` is the largest number of KV rows, by default the model's own
-    limit but at most 4096. ``max_width`` is the largest number of new tokens in a verification pass. ``max_kl`` is the largest
-    mean KL divergence from the original model, in nats, that is accepted; by default it depends on ``weights``.
+    from the target's own first N layers, and ``draft="self"`` from all of them in other ``draft_weights``; of several drafts
+    trees are made together. ``medusa`` and ``eagle`` are draft heads for the target, a Hub id or a folder each.
+    ``context`` is the largest number of KV rows, by default the model's own limit but at most 4096. ``max_width`` is the
+    largest number of new tokens in a verification pass. ``max_kl`` is the largest mean KL divergence from the original model,
+    in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
@@ -85,6 +86,8 @@ class ExportConfig:
             raise UsageError("--draft-revision: needs one --draft that is on the Hub")
         for index, draft in enumerate(self.drafts):
             early_exit_layers(draft)
+            if draft == SELF and self.draft_weights in (None, self.weights):
+                raise UsageError(f"--draft self: give other --draft-weights than {self.weights}; a copy of the same size saves nothing")
             if draft in self.drafts[:index]:
                 raise UsageError(f"--draft: {draft} is given twice")
 

@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from edgespec import __version__
 from edgespec.bundle import describe_file
-from edgespec.errors import CapacityError, CheckpointError, UsageError
+from edgespec.errors import CapacityError, UsageError
 from edgespec.export import ort_format, parity, static_profile
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
-from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, ExportConfig, ExportReport, drafts_of, early_exit_layers
+from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, SELF, ExportConfig, ExportReport, drafts_of, early_exit_layers
 from edgespec.export.corpus import HELD
 from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
@@ -42,6 +42,7 @@ from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty, matrix_names, tied_names
 from edgespec.export.trace.windows import check_windows
+from edgespec.export.vocabulary import OtherVocabulary, other_vocabulary
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
     FORMAT_VERSION,
@@ -65,13 +66,15 @@ FREED_BLOCKS = 2**18  # torch's intermediate tensors go back to the system when 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """An open checkpoint with its traced graph, how its weights are quantised by their type, and what has been proven by type and depth."""
+    """An open checkpoint with its traced graph, how its weights are quantised by their type, what has been proven by type and depth, and
+    a draft's vocabulary if it is not the target's."""
 
     checkpoint: Checkpoint
     traced: Traced
     proven: dict[tuple[str, int], Fidelity] = dataclasses.field(default_factory=dict)
     measured: dict[str, tuple[dict[str, float], Exactness]] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
+    vocabulary: OtherVocabulary | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +147,14 @@ def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int
         models["target"], stored["target"] = _write_model("target", folder, weights, prepared, prepared.target, None)
         for name, (decoder, layers) in drafts.items():
             models[name], stored[name] = _write_model(name, folder, weights, prepared, decoder, layers)
-            drafters.append(DrafterSpec("draft", model=name))
+            drafters.append(DrafterSpec("universal" if decoder.vocabulary else "draft", model=name))
         for head in prepared.heads:
             models[head.kind] = _write_head(head, folder, weights, prepared, models["target"], tokenizer.vocab_size)
             drafters.append(DrafterSpec(head.kind, model=head.kind))
-    sequences = [prepared.tokenizer.encode(text) for text in HELD]
     for name, decoder in (("target", prepared.target), *((name, decoder) for name, (decoder, _) in drafts.items())):
+        sequences = [_tokenizer_of(decoder, prepared).encode(text) for text in HELD]
         models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
+    sequences = [prepared.tokenizer.encode(text) for text in HELD]
     _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     if config.ort_format:
@@ -168,7 +172,7 @@ def _write_model(
     config = prepared.config
     kind = _weights_of(name, config)
     if kind not in decoder.choices:
-        decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), prepared.tokenizer, name)
+        decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), _tokenizer_of(decoder, prepared), name)
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
     taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
@@ -187,6 +191,7 @@ def _write_model(
         profiles = {NPU: write_graphs(folder, name, decoder.traced.model, pipelines, fill)}
         weights.flush()
     origin, traced = decoder.checkpoint.origin, decoder.traced
+    token_ids, tokenizer = decoder.vocabulary.save(folder, name) if decoder.vocabulary else (None, None)
     spec = ModelSpec(
         architecture=decoder.checkpoint.config.get_text_config().model_type,
         graph=f"{name}.onnx",
@@ -197,12 +202,26 @@ def _write_model(
         capacity=prepared.capacity,
         max_width=min(config.max_width, prepared.capacity),
         quantisation=choice.quantisation,
-        source=Source(origin.name, origin.revision, origin.licence, derived=f"first {layers} layers of the target" if layers else None),
+        source=Source(origin.name, origin.revision, origin.licence, derived=_derived(name, decoder, prepared, layers)),
+        token_ids=token_ids,
+        tokenizer=tokenizer,
         hidden_states=len(taps) * traced.hidden_size or None,
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
         profiles=profiles,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
+
+
+def _derived(name: str, decoder: Decoder, prepared: Prepared, layers: int | None) -> str | None:
+    """How a draft was made from the target, if it was."""
+    if layers:
+        return f"first {layers} layers of the target"
+    own = name != "target" and decoder is prepared.target
+    return f"the target with {_weights_of(name, prepared.config)} weights" if own else None
+
+
+def _tokenizer_of(decoder: Decoder, prepared: Prepared) -> Tokenizer:
+    return decoder.vocabulary.tokenizer if decoder.vocabulary else prepared.tokenizer
 
 
 def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
@@ -290,6 +309,8 @@ def _measure(folder: Path, spec: ModelSpec, prepared: Prepared, vocabulary: int)
 def _open_draft(prepared: Prepared, draft: str) -> Decoder:
     """The draft's decoder: the target's own for an early exit."""
     config = prepared.config
+    if draft == SELF:
+        return prepared.target
     layers = early_exit_layers(draft)
     if layers is not None:
         total = len(prepared.target.traced.layers)
@@ -298,16 +319,15 @@ def _open_draft(prepared: Prepared, draft: str) -> Decoder:
         return prepared.target
     with _step("reading the draft", config.quiet):
         checkpoint = open_checkpoint(draft, revision=config.draft_revision, trust_remote_code=config.trust_remote_code)
-        if Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code).fingerprint != prepared.tokenizer.fingerprint:
-            raise CheckpointError(
-                f"--draft {draft}: has another tokenizer than the target, so its tokens mean something else; "
-                "choose a draft of the same family"
-            )
+        tokenizer = Tokenizer(checkpoint, trust_remote_code=config.trust_remote_code)
+        rows = int(checkpoint.config.get_text_config().vocab_size)
+        tokenizer.check_ids(rows, HELD)
+        vocabulary = other_vocabulary(tokenizer, prepared.tokenizer, rows, prepared.target.traced.vocab_size, f"--draft {draft}")
         model = build_empty(checkpoint.config_copy())
         _capacity(model, config, prepared.capacity, f"--draft {draft}")
         checkpoint.forget_header()
         model = bound_model(checkpoint, model)
-    return _decoder(checkpoint, model, "draft", prepared.capacity, config.quiet)
+    return dataclasses.replace(_decoder(checkpoint, model, "draft", prepared.capacity, config.quiet), vocabulary=vocabulary)
 
 
 def bound_model(checkpoint: Checkpoint, model: PreTrainedModel) -> PreTrainedModel:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint import Checkpoint
@@ -15,6 +17,8 @@ from edgespec.manifest import TokenizerSpec
 
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 class Tokenizer:
@@ -56,18 +60,39 @@ class Tokenizer:
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary, ensure_ascii=False).encode()).hexdigest()
 
-    def save(self, folder: Path) -> TokenizerSpec:
-        """Write the tokenizer's files and describe them."""
+    @property
+    def merges(self) -> str:
+        """How text is cut: everything in tokenizer.json but the tokens that are added and the vocabulary."""
+        steps = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        model = {name: value for name, value in steps["model"].items() if name != "vocab"}
+        return json.dumps([model, steps.get("normalizer"), steps.get("pre_tokenizer")], sort_keys=True)
+
+    def spellings(self) -> dict[str | bytes, int]:
+        """Ids by what their tokens stand for: bytes of text, and the name of a token that is added to the vocabulary.
+
+        A space is written in two ways, and bytes in two more: as in GPT-2's alphabet, or as ``▁`` and ``<0x0A>``.
+        """
+        backend = self._tokenizer.backend_tokenizer
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        steps = json.loads(backend.to_str())
+        byte_level = '"ByteLevel"' in json.dumps([steps.get("decoder"), steps.get("pre_tokenizer")])
+        found: dict[str | bytes, int] = {}
+        for token, index in sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1]):
+            found.setdefault(token if token in added else _spelling(token, byte_level), index)
+        return found
+
+    def save(self, folder: Path, name: str = TOKENIZER_FILE) -> TokenizerSpec:
+        """Write the tokenizer's files and describe them; the chat template only beside the usual name."""
         tokenizer = self._tokenizer
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        backend.save(str(folder / TOKENIZER_FILE))
-        template = self._template()
+        backend.save(str(folder / name))
+        template = self._template() if name == TOKENIZER_FILE else None
         if template is not None:
             (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
         return TokenizerSpec(
-            file=TOKENIZER_FILE,
+            file=name,
             fingerprint=self.fingerprint,
             vocab_size=len(tokenizer),
             eos_ids=self._eos_ids(),
@@ -109,3 +134,11 @@ class Tokenizer:
 
 def _as_set(ids: int | list[int] | None) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def _spelling(token: str, byte_level: bool) -> bytes:
+    if byte_level and all(char in BYTES for char in token):
+        return bytes(BYTES[char] for char in token)
+    if BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode("utf-8", "surrogatepass")

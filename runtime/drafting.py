@@ -29,6 +29,8 @@ from edgespec.runtime.models import Models
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.rows import Floats
 from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.text.tokenizer import Codec, Tokenizer, load_codec
+from edgespec.runtime.text.translate import SharedIds, Translator, read_shared_ids
 from edgespec.runtime.token_map import TokenMap, read_token_map
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class Drafting:
         path: the bundle.
         manifest: of the bundle, with the limits of the graphs that are used.
         models: loaded ones, and those to load.
-        vocabulary: tokens of the tokenizer.
+        tokenizer: of the target; it says how many ids are tokens.
         capacity: rows of the target's cache.
         corpus: text of the user's for the n-gram drafter.
         key: what measurements depend on.
@@ -56,7 +58,7 @@ class Drafting:
         manifest: Manifest,
         models: Models,
         *,
-        vocabulary: int,
+        tokenizer: Tokenizer,
         capacity: int,
         corpus: Corpus | None,
         key: Callable[[], str],
@@ -66,7 +68,8 @@ class Drafting:
         self._path = path
         self._manifest = manifest
         self._models = models
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
+        self._shared_ids: dict[str, tuple[SharedIds, Codec | None]] = {}
         self._capacity = capacity
         self._key = key
         self._before_measuring = before_measuring
@@ -86,14 +89,12 @@ class Drafting:
     def costs(self) -> Costs:
         """Measured the first time that they are asked for on this machine."""
         self._before_measuring()
-        kinds = {spec.kind: spec.model for spec in reversed(self._manifest.drafters) if spec.model is not None}
-        usable = {kind: name for kind, name in kinds.items() if kind in self.available and self._models.try_load([name])}
+        usable = self._usable
         models: dict[str, Callable[[], Model | RowHeads]] = {}
         for kind, name in usable.items():
             get = self._models.get if self._manifest.models[name].layers else self._models.get_heads
             models[kind] = functools.partial(get, name)
-        key = calibration.cache_key((self._key(), *sorted(usable.values())))
-        found = calibration.costs(key, lambda: cost.measure(self._models.get("target"), models))
+        found = calibration.costs(self._costs_key, lambda: cost.measure(self._models.get("target"), models))
         log.info(
             "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
         )
@@ -104,9 +105,19 @@ class Drafting:
         """Corrected by real rounds."""
         return RunningCosts(self.costs)
 
+    @property
+    def _usable(self) -> dict[str, str]:
+        """The models for which there is memory, by the kind of their drafter."""
+        kinds = {spec.kind: spec.model for spec in reversed(self._manifest.drafters) if spec.model is not None}
+        return {kind: name for kind, name in kinds.items() if kind in self.available and self._models.try_load([name])}
+
+    @property
+    def _costs_key(self) -> str:
+        return calibration.cache_key((self._key(), *sorted(self._usable.values())))
+
     def forget(self) -> None:
         """All that was measured and learnt, here and in the user's cache folder."""
-        calibration.forget_costs(self._key())
+        calibration.forget_costs(self._costs_key)
         for name in ("costs", "running_costs"):
             self.__dict__.pop(name, None)
         self.policies.clear()
@@ -141,7 +152,7 @@ class Drafting:
         """
         auto = bool(names) and length == "auto"
         resources = drafters.Resources(
-            vocabulary=self._vocabulary,
+            vocabulary=self._tokenizer.size,
             models=self._draft_models,
             choose=sampler.draft,
             guess=sampler.draft_several,
@@ -149,6 +160,7 @@ class Drafting:
             branches=target.branches,
             pass_ms=self._pass_cost(target.widths) if auto else None,
             draft_ms=lambda kind: self.costs.draft_ms[kind],
+            translator=self._translator,
             corpus=self.corpus,
             window=window,
             features=self._features,
@@ -219,3 +231,13 @@ class Drafting:
     def _token_map(self, kind: str) -> TokenMap | None:
         name = drafters.model_names(kind, self._manifest)[0]
         return read_token_map(self._path, self._manifest.models[name], self._manifest.target.vocab_size)
+
+    def _translator(self, kind: str) -> Translator:
+        """From the target's ids to those of the model of a kind. It follows one text."""
+        spec = self._manifest.models[drafters.model_names(kind, self._manifest)[0]]
+        if kind not in self._shared_ids:
+            codec = load_codec(self._path / spec.tokenizer.file) if spec.tokenizer else None
+            self._shared_ids[kind] = read_shared_ids(self._path, spec, self._tokenizer.size), codec
+        shared, codec = self._shared_ids[kind]
+        prefix = spec.tokenizer.prefix_ids if spec.tokenizer else ()
+        return Translator(self._tokenizer.codec, codec, shared, prefix, self._tokenizer.spec.prefix_ids)

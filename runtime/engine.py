@@ -171,7 +171,7 @@ class Engine:
             path,
             self.manifest,
             self._models,
-            vocabulary=self.tokenizer.size,
+            tokenizer=self.tokenizer,
             capacity=self.capacity,
             corpus=corpus,
             key=lambda: self._key,

@@ -33,7 +33,8 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
     "--draft",
     multiple=True,
     metavar="MODEL",
-    help="Draft model: like TARGET, or layers:N for the target's own first N layers. Of several one tree is drafted.",
+    help="Draft model: like TARGET, also with another tokenizer; layers:N for the target's own first N layers, or self with other "
+    "--draft-weights. Of several one tree is drafted.",
 )
 @click.option("--medusa", help="Medusa heads for TARGET: a model id on the Hub or a folder.")
 @click.option("--eagle", help="An EAGLE-1, -2 or -3 head for TARGET: a model id on the Hub or a folder.")

@@ -23,6 +23,7 @@ from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.sampling import Candidate, Guess
+from edgespec.runtime.text.translate import Translator
 from edgespec.runtime.token_map import TokenMap
 from edgespec.tree import DraftTree
 
@@ -87,6 +88,11 @@ def _no_head(kind: str) -> Any:
     raise UsageError(f"drafter {kind!r} needs a head, and there is none")
 
 
+def no_translator(kind: str) -> Translator:
+    """For models that have the target's ids."""
+    raise ValueError(f"a {kind} model needs no translator")
+
+
 @dataclasses.dataclass(frozen=True)
 class Resources:
     """What a factory may use.
@@ -102,6 +108,7 @@ class Resources:
         pass_ms: milliseconds of a target pass of so many tokens. None where a number of nodes was asked for: then it is not the
             drafter's to choose.
         draft_ms: milliseconds of a step of the model of a kind.
+        translator: from the target's ids to those of the model of a kind that has its own.
         gate: says of token after token whether it pays; None where a number of tokens was asked for.
         corpus: a text of the user's for the n-gram drafter, if there is one.
         window: W, N and G of Lookahead decoding, None for its own choice.
@@ -119,6 +126,7 @@ class Resources:
     branches: bool = True
     pass_ms: Callable[[int], float] | None = None
     draft_ms: Callable[[str], float] = lambda _: 0.0
+    translator: Callable[[str], Translator] = no_translator
     gate: Gate | None = None
     corpus: Corpus | None = None
     window: tuple[int, int, int] | None = None
@@ -144,8 +152,8 @@ class Kind:
 
 
 _KINDS: dict[str, Kind] = {}
-PARTS = {"draft": "a draft model", "eagle": "an EAGLE head", "medusa": "Medusa heads"}
-AUTO = (("ngram",), ("eagle", "medusa", "draft"))
+PARTS = {"draft": "a draft model", "universal": "a draft model with another vocabulary", "eagle": "an EAGLE head", "medusa": "Medusa heads"}
+AUTO = (("ngram",), ("eagle", "medusa", "draft", "universal"))
 """What "auto" asks in turn: of each group the first that the bundle can run. The cheap one comes first."""
 
 
@@ -215,9 +223,11 @@ def _register_own() -> None:
     from edgespec.runtime.drafters.medusa import make_medusa
     from edgespec.runtime.drafters.ngram import NGram
     from edgespec.runtime.drafters.tree import make_token_tree
+    from edgespec.runtime.drafters.universal import make_universal
 
     register("ngram", NGram.of)
     register("draft", DraftModel.of, needs="draft")
+    register("universal", make_universal, needs="universal")
     register("tree", make_token_tree, needs="draft", sizes_itself=True)
     register("eagle", make_eagle, needs="eagle", sizes_itself=True)
     register("medusa", make_medusa, needs="medusa", sizes_itself=True)

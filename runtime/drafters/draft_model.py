@@ -62,34 +62,56 @@ class DraftModel(Drafter):
     def run_seconds(self) -> float:
         return self._model.run_seconds - self._seconds_before
 
+    def read(self, context: Sequence[int]) -> Sequence[int] | None:
+        """The context in the draft's own ids, None if it cannot read it yet."""
+        return context
+
+    def row(self, logits: Floats) -> Floats:
+        """Logits [1, Vd] of the draft as a row over the ids that may be proposed."""
+        return logits[0, : self._vocabulary]
+
+    def own_id(self, token: int) -> int:
+        """The draft's id of a token, negative if it has none."""
+        return token
+
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         count = min(max_tokens, self._model.capacity // 2)
-        if count < 1:
+        ids = self.read(context)
+        logits = self.catch_up(ids, count) if ids else None
+        if logits is None:
             return DraftTree()
-        seen, moved = self._window.see(context, self._model.capacity - count)
-        if moved:
-            self._agreed = None
-        self._roll_back(seen)
-        new = list(seen[self._model.length :])
-        if max(new) >= self._vocabulary:
-            return DraftTree()
-        for start in range(0, len(new), self._model.chunk):
-            chunk = new[start : start + self._model.chunk]
-            logits = self._model.run(chunk, [len(chunk) - 1])
-        self._agreed = self._model.length
         tokens: list[int] = []
         q: list[Distribution | None] = []
         while len(tokens) < count:
-            row = logits[0, : self._vocabulary]
+            row = self.row(logits)
             token, drawn_from = self._choose(row, Text(context, tokens))
-            if self._gate is not None and not self._gate.keeps(_confidence(row, drawn_from)):
+            # Bans and a grammar may leave only tokens that the draft does not have. All of them are dropped then, so that
+            # whether one is does not depend on which was drawn.
+            if self.own_id(token) < 0 or (self._gate is not None and not self._gate.keeps(_confidence(row, drawn_from))):
                 break
             tokens.append(token)
             q.append(drawn_from)
             if len(tokens) == count or (self._gate is not None and not self._gate.goes_on()):
                 break
-            logits = self._model.run([token], [0])
+            logits = self._model.run([self.own_id(token)], [0])
         return DraftTree.chain(tokens, q if any(found is not None for found in q) else ())
+
+    def catch_up(self, ids: Sequence[int], count: int) -> Floats | None:
+        """Logits [1, Vd] after ``ids``, with room for ``count`` tokens more; None if there is no such room, or an id is no token."""
+        if count < 1 or count > self._model.capacity // 2:
+            return None
+        seen, moved = self._window.see(ids, self._model.capacity - count)
+        if moved:
+            self._agreed = None
+        self._roll_back(seen)
+        new = list(seen[self._model.length :])
+        if max(new) >= self._vocabulary:
+            return None
+        for start in range(0, len(new), self._model.chunk):
+            chunk = new[start : start + self._model.chunk]
+            logits = self._model.run(chunk, [len(chunk) - 1])
+        self._agreed = self._model.length
+        return logits
 
     def _roll_back(self, context: Sequence[int]) -> None:
         """Keep the rows that agree with the context. One of its tokens at least is left to run, for its logits."""

@@ -21,6 +21,10 @@ class Codec(Protocol):
         """Text of ``ids`` without special tokens."""
         ...
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` in which special tokens are spelt out, so that it encodes to them again."""
+        ...
+
 
 class Tokenizer:
     """Encodes prompts and decodes ids. ``size`` is the number of ids that a model with ``vocab_size`` logits can use."""
@@ -28,7 +32,7 @@ class Tokenizer:
     def __init__(self, bundle: Path, spec: TokenizerSpec, vocab_size: int) -> None:
         self.spec = spec
         self.size = min(vocab_size, spec.vocab_size)
-        self._codec = _load(bundle / spec.file)
+        self.codec = load_codec(bundle / spec.file)
 
     def encode(self, text: str, *, prefix: bool) -> list[int]:
         """Ids of ``text``, after the ids that the tokenizer puts before a plain prompt if ``prefix``.
@@ -36,7 +40,7 @@ class Tokenizer:
         Special tokens that the text spells out are recognised: chat templates spell them out.
         """
         try:
-            ids = self._codec.encode(text)
+            ids = self.codec.encode(text)
         except Exception as error:  # tokenizers raises bare exceptions, for lone surrogates for example
             raise UsageError(f"the prompt cannot be encoded: {error}") from error
         ids = [*self.spec.prefix_ids, *ids] if prefix else ids
@@ -57,10 +61,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens. A character that is not complete yet comes out as U+FFFD."""
-        return self._codec.decode(ids)
+        return self.codec.decode(ids)
 
 
-def _load(path: Path) -> Codec:
+def load_codec(path: Path) -> Codec:
+    """Open a tokenizer.json.
+
+    Raises:
+        BundleError: it cannot be read, or nothing here can do what it asks for.
+    """
     try:
         import tokenizers
     except ImportError:  # no build of it for this system
@@ -95,3 +104,6 @@ class _Package:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

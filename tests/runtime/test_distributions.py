@@ -3,7 +3,7 @@
 The expected distribution of texts of three tokens is computed exactly, by a second and naive implementation of every
 processor (``plain_next``). Found counts are held against it by Pearson's chi-square and by total variation, for the first
 token and for the whole text. False alarms: each of the four figures of a cell exceeds its limit by chance once in a million
-(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 12 x 15 x 3 cells of the slow
+(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 13 x 15 x 3 cells of the slow
 table together raise one in about 460 runs with fresh seeds. Seeds are fixed, so there are none in practice.
 
     python -m tests.runtime.test_distributions      prints the table
@@ -31,11 +31,13 @@ from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.drafters.tree import TokenTree, TreeOptions
 from edgespec.runtime.drafters.tree_cache import TreeCache
+from edgespec.runtime.drafters.universal import SharedTokensDraft
 from edgespec.runtime.loop import Target, generate_blocks
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.processors import Text
 from edgespec.runtime.sampling import Sampler, draw_several, make_sampler
 from edgespec.runtime.stats import Stats
+from edgespec.runtime.text.translate import SharedIds, Translator
 from edgespec.runtime.token_map import TokenMap
 from edgespec.tree import DraftTree
 from tests.helpers import tables
@@ -176,9 +178,19 @@ class Threshold:
         return self.confidence > 0.45
 
 
+def other_draft(level: str) -> tuple[Any, Translator]:
+    """A draft with ids of its own: it lacks the target's token 4 and has one that the target lacks."""
+    ids = np.array([3, 0, -1, 1, 2, 7, 6, 5])
+    rows = draft_table(level)[ids]
+    table = rows[:, ids] + np.where(ids < 0, 1.0, 0.0)
+    return tables.TableModel(table), Translator(None, None, SharedIds(ids, SIZE))  # type: ignore[arg-type]
+
+
 def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generator, target: Target) -> Source:
     if name == "ngram":
         return Source(NGram(), FixedLength(3))
+    if name == "other vocabulary":
+        return Source(SharedTokensDraft(*other_draft(level), sampler.draft), FixedLength(2))
     if name.startswith("draft"):
         gate = Threshold() if name.endswith("gated") else None
         return Source(DraftModel(tables.TableModel(draft_table(level)), SIZE, sampler.draft, gate), FixedLength(2))  # type: ignore[arg-type]
@@ -202,7 +214,8 @@ def make_source(name: str, level: str, sampler: Sampler, rng: np.random.Generato
 
 
 DRAFTERS = (
-    "none", "ngram", "draft, match", "draft, ratio", "draft, gated", "tree, with replacement", "tree, without", "tree, chosen",
+    "none", "ngram", "draft, match", "draft, ratio", "draft, gated", "other vocabulary",
+    "tree, with replacement", "tree, without", "tree, chosen",
     "token tree, match", "token tree, ratio", "token tree, two drafts", "lookahead", "eagle, match", "eagle, ratio", "medusa",
 )  # fmt: skip
 

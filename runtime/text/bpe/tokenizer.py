@@ -76,8 +76,13 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens; ids that there are not have no text."""
-        texts, special = self._texts, self._special
-        known = [texts[token] for token in ids if 0 <= token < len(texts) and token not in special]
+        special = self._special
+        return self.spell([token for token in ids if token not in special])
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` in which special tokens are spelt out."""
+        texts = self._texts
+        known = [texts[token] for token in ids if 0 <= token < len(texts)]
         return "".join(self._decode([text for text in known if text is not None]))
 
     def _encode_piece(self, piece: str, begins: bool, ids: list[int]) -> None:
