@@ -46,13 +46,13 @@ def tokens_of(output: Path) -> list[list[int]]:
 def test_two_processes_make_the_same_corpus_and_one_draft(talking: Path, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     single = finish(start([str(talking), "-o", str(alone), *OPTIONS, "--json", "--quiet"]))
-    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
-    launcher = (*launcher, "--dynamo_backend", "no", "-m", "edgespec")
+    # accelerate's name for several processes; without GPUs they are of the CPU and talk through gloo.
+    options = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    launcher = ("-m", "accelerate.commands.launch", *options, "-m", "edgespec")
     double = finish(start([str(talking), "-o", str(together), *OPTIONS, "--json", "--quiet"], launcher))
     assert tokens_of(alone) == tokens_of(together)
-    steps, best = (double["steps"], double["held_out"]["all"]["tokens_per_pass"])  # type: ignore[index]
-    assert abs(int(single["steps"]) // 2 - int(steps)) <= 3  # type: ignore[call-overload]
-    assert best > 1.03
+    for report in (single, double):
+        assert report["held_out"]["all"]["tokens_per_pass"] > 1.03  # type: ignore[index]
     assert "| processes | 2 |" in (together / "README.md").read_text(encoding="utf-8")
 
 
