@@ -149,15 +149,11 @@ class Engine:
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
+        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         import_onnxruntime()
         self._footprint = footprint(path, self.manifest)
         wanted = self._footprint.widest(context)
-        packs = self._open_packs(pack_cache)
-        self._planned: Plan | None = None
-        if budget is not None:
-            self._planned, packs = self._fit(wanted, budget, packs)
-        elif packs:
-            self._footprint = self._footprint.with_packs()
+        self._planned, packs = self._make_plan(wanted, budget, pack_cache)
         self.settings = self._planned.settings if self._planned else wanted
         self.capacity = self.settings.context
         dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
@@ -166,7 +162,6 @@ class Engine:
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         caches = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in ("target", *self.settings.drafts))
         self._swap = Swap(self._models.loaded, caches if budget is None else max(0, budget - self.plan.ceiling))
-        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         self._drafting = Drafting(
             path,
             self.manifest,
@@ -192,21 +187,25 @@ class Engine:
         """The values of the option ``drafter`` that this engine can run."""
         return self._drafting.available
 
+    def _make_plan(self, wanted: Settings, budget: int | None, pack_cache: bool) -> tuple[Plan | None, dict[str, Path]]:
+        """The plan within a budget, None without one, and graphs with saved packs: none where something would have to be given up
+        for them."""
+        if budget is None:
+            packs = self._open_packs(pack_cache)
+            self._footprint = self._footprint.with_packs() if packs else self._footprint
+            return None, packs
+        plan, useful = fit_with_packs(self._footprint, wanted, budget)
+        packs = self._open_packs(pack_cache and useful)
+        return (plan, packs) if packs else (fit(self._footprint, wanted, budget), {})
+
     def _open_packs(self, wanted: bool) -> dict[str, Path]:
-        """Graphs with saved packs, where they are wanted and of use."""
+        """Graphs with saved packs, where they are wanted and can be had."""
         if not wanted or not self.placements.are_usual(self.manifest.models):
             return {}
         try:
             return open_packs(self.path, self.manifest, self._footprint.weights)
         except BundleError:  # of a graph that ONNX Runtime will refuse, with its own words
             return {}
-
-    def _fit(self, wanted: Settings, budget: int, packs: dict[str, Path]) -> tuple[Plan, dict[str, Path]]:
-        """The plan within ``budget``, and ``packs``: none where something would have to be given up for them."""
-        if packs:
-            plan, useful = fit_with_packs(self._footprint, wanted, budget)
-            return plan, packs if useful else {}
-        return fit(self._footprint, wanted, budget), {}
 
     @functools.cached_property
     def plan(self) -> Plan:

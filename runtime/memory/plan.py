@@ -9,6 +9,7 @@ Linux x86-64, ONNX Runtime 1.32; what the process holds already, the tokenizer i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -103,19 +104,18 @@ class Plan:
 
 
 class Footprint:
-    """Predicts what a bundle's models take in this process. ``held`` is what the process holds already,
-    ``packs`` says that packed weights are pages of files (:mod:`edgespec.runtime.memory.pack_cache`)."""
+    """Predicts what a bundle's models take in this process. ``held`` is what the process holds already."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, held: Part, packs: bool = False) -> None:
+    def __init__(self, bundle: Path, manifest: Manifest, held: Part) -> None:
         self._bundle = bundle
-        self._packs = packs
         self._manifest = manifest
         self._held = held
+        self._packs = False
 
     def with_packs(self) -> Footprint:
-        """The same with packed weights in files."""
-        other = Footprint(self._bundle, self._manifest, self._held, packs=True)
-        other.__dict__["weights"] = self.weights
+        """The same with packed weights as pages of files (:mod:`edgespec.runtime.memory.pack_cache`)."""
+        other = copy.copy(self)
+        other._packs = True
         return other
 
     @functools.cached_property

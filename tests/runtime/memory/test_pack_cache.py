@@ -16,6 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgespec.bundle import open_bundle
+from edgespec.errors import CapacityError
 from edgespec.manifest import KvLayer
 from edgespec.runtime import load
 from edgespec.runtime.memory import pack_cache
@@ -180,3 +181,9 @@ def test_packs_that_are_not_found_again_are_not_kept(bundle: Path, monkeypatch: 
     folder = next(iter((pack_cache._root()).iterdir()))
     assert [path.name for path in folder.iterdir()] == ["packs.json"]
     assert packs(bundle) == {}, "and this is remembered"
+
+
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_made(bundle: Path, cache: Path) -> None:
+    with pytest.raises(CapacityError, match="smallest that works"):
+        load(bundle, memory_budget="1MB")
+    assert not (cache / "packs").exists()
