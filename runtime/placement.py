@@ -88,8 +88,13 @@ class Placements:
                     raise UsageError(f"{what}: the bundle has no model {name!r}; it has {', '.join(models)}")
 
     def with_usual_graphs(self, models: Iterable[str]) -> Placements:
-        """The same, but these models run the graph that every model has, unless they were named with another."""
-        return dataclasses.replace(self, profiles={**dict.fromkeys(models, DYNAMIC), **self.profiles})
+        """The same, but these models run the graph that every model has, on the CPU where the provider of all cannot run it; unless
+        they were named otherwise."""
+        models = list(models)
+        providers = {} if provider(self.providers[EVERY][0].name).profile == DYNAMIC else dict.fromkeys(models, (CPU,))
+        return dataclasses.replace(
+            self, providers={**providers, **self.providers}, profiles={**dict.fromkeys(models, DYNAMIC), **self.profiles}
+        )
 
     def of_model(self, name: str) -> Placement:
         providers = self.providers.get(name, self.providers[EVERY])

@@ -104,6 +104,16 @@ def test_a_pair_in_two_places_writes_the_plain_text(attention_bundle: Path) -> N
     assert found.stats.accepted > 0
 
 
+def test_models_without_graphs_for_the_provider_of_all_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "is_present", lambda _: True)
+    monkeypatch.setattr(providers, "_module", lambda _: None)
+    placements = Placements.of("qnn").with_usual_graphs(["eagle"])
+    for model, name, profile in (("target", "QNNExecutionProvider", "npu"), ("eagle", CPU.name, "cpu")):
+        assert (names(placements, model), placements.of_model(model).profile) == ([name], profile)
+    assert names(Placements.of("coreml").with_usual_graphs(["eagle"]), "eagle") == ["CoreMLExecutionProvider"]
+    assert names(Placements.of("qnn,eagle=coreml").with_usual_graphs(["eagle"]), "eagle") == ["CoreMLExecutionProvider"]
+
+
 def test_measurements_belong_to_a_placement() -> None:
     keys = {Placements.of(threads=threads).key for threads in (1, 2, "1,draft=2", "2,draft=1")}
     assert len(keys) == 4
