@@ -28,7 +28,7 @@ import numpy.typing as npt
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
-from edgespec.runtime.session import Choice, failure, make_session
+from edgespec.runtime.session import Choice, failure, in_main_memory, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
 
@@ -71,6 +71,7 @@ class Model(Rows):
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
         self._bindings: dict[tuple[int, int], Any] = {}
+        self._binds_once = in_main_memory(providers)
         self._offsets = np.arange(self.max_pass, dtype=np.int64)
 
     def trim(self) -> None:
@@ -175,6 +176,8 @@ class Model(Rows):
             # A larger output moves, so every binding that points at the old one goes.
             self._logits = np.zeros((rows, self.spec.vocab_size), np.float32)
             self._bindings.clear()
+        if not self._binds_once:
+            return self._bind(width, rows)
         binding = self._bindings.get((width, rows))
         if binding is None:
             binding = self._bindings[width, rows] = self._bind(width, rows)

@@ -83,6 +83,8 @@ def default_options(wanted: Provider) -> dict[str, str]:
     """Options without which the provider would not do what its short name promises."""
     if wanted.short == "coreml":
         return {"ModelFormat": "MLProgram"}
+    if wanted.short == "openvino":  # on processors that have them, it would compute in 16-bit floats unasked
+        return {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}
     if wanted.short == "qnn":
         plugin = _module(wanted)
         options = {"backend_path": str(plugin.get_qnn_htp_path()) if plugin else "QnnHtp"}
@@ -102,7 +104,7 @@ def present() -> list[str]:
     built_in = import_onnxruntime().get_available_providers()
     plugins = [known.name for known in KNOWN if known.plugin and importlib.util.find_spec(known.plugin) is not None]
     names = dict.fromkeys([*built_in, *plugins])
-    return [provider(name).short for name in names]
+    return [provider(name).short for name in names if "." not in name]  # a plug-in that is loaded also lists its kinds of devices
 
 
 def is_present(wanted: Provider) -> bool:

@@ -111,7 +111,7 @@ def make_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)  # older versions ignore it
     try:
-        if {choice.name for choice in chosen} == {CPU.name}:
+        if in_main_memory(chosen):
             made: InferenceSession = ort.InferenceSession(str(graph), options, providers=[CPU.name])
             return made
         session: InferenceSession = _on_other_providers(ort, graph, options, chosen)
@@ -119,6 +119,12 @@ def make_session(
         raise failure(f"{graph}: ONNX Runtime cannot load this graph", error) from error
     check_assignment(graph, session, [choice.name for choice in chosen], strict)
     return session
+
+
+def in_main_memory(providers: Sequence[Choice | str]) -> bool:
+    """Whether a binding sees what is written into bound memory later on. Of an input for another provider ONNX Runtime may make a copy
+    when it is bound, so it has to be bound again for every pass."""
+    return {item if isinstance(item, str) else item.name for item in providers} == {CPU.name}
 
 
 def _on_other_providers(ort: Any, graph: Path, options: Any, chosen: Sequence[Choice]) -> Any:

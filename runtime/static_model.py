@@ -22,7 +22,7 @@ from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import is_emulated, provider
 from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias
-from edgespec.runtime.session import failure, make_session
+from edgespec.runtime.session import failure, in_main_memory, make_session
 
 SHARE_CONTEXTS = "ep.share_ep_contexts"
 HIDE = -1e4  # exp() of it is 0 where scores are below thousands, and 16-bit floats have it
@@ -130,11 +130,16 @@ class _Graph:
             self.new_rows.append(outputs["hidden_states"][None])
         _check_shapes(path, "input", self.session.get_inputs(), inputs)
         _check_shapes(path, "output", self.session.get_outputs(), outputs)
-        self._binding = self.session.io_binding()
-        for name, array in inputs.items():
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
-        for name, array in outputs.items():
-            self._binding.bind_output(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+        self._inputs, self._outputs = inputs, outputs
+        self._binding = self._bind() if in_main_memory(place.providers) else None
+
+    def _bind(self) -> Any:
+        binding = self.session.io_binding()
+        for name, array in self._inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+        for name, array in self._outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+        return binding
 
     def fill(self, tokens: Sequence[int], rows: Sequence[int], hidden: Hidden, start: int) -> None:
         """Set the inputs for a pass of ``tokens`` behind ``start`` valid rows. What is left of the width is padding."""
@@ -154,7 +159,7 @@ class _Graph:
 
     def run(self, count: int, start: int) -> None:
         try:
-            self.session.run_with_iobinding(self._binding)
+            self.session.run_with_iobinding(self._binding or self._bind())
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise failure(f"{self._path}: a pass of {count} tokens after {start} failed", error) from error
 

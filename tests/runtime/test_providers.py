@@ -8,12 +8,15 @@ import logging
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.errors import RuntimeFailure, UsageError
+from edgespec.manifest import read_manifest
 from edgespec.runtime import load, providers
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements
+from edgespec.runtime.profiles import open_model
 from edgespec.runtime.providers import KNOWN, Provider
 from edgespec.runtime.session import CPU, Choice
 
@@ -164,6 +167,44 @@ def test_a_draft_on_a_plug_in_writes_the_plain_text(attention_bundle: Path, capl
     assert "GroupQueryAttention 2" in caplog.text, "OpenVINO takes all but attention"
     with pytest.raises(UsageError, match="finds no npu"):
         load(attention_bundle, providers="openvino:npu")
+
+
+@pytest.fixture(params=["cuda", "coreml", "dml", "openvino", "webgpu"])
+def other(request: pytest.FixtureRequest) -> str:
+    """A provider that this machine has besides the CPU."""
+    name: str = request.param
+    if name not in providers.present():
+        pytest.skip(f"{name} is not installed here: {providers.provider(name).get}")
+    try:
+        providers.choose(name)
+    except UsageError as error:
+        pytest.skip(str(error))
+    return name
+
+
+def test_another_provider_computes_what_the_cpu_does(attention_bundle: Path, other: str) -> None:
+    """Passes of the same shape again and again: of inputs that are bound once, a provider may have the copy of the first pass."""
+    spec = read_manifest(attention_bundle).target
+    cpu, model = (open_model(attention_bundle, spec, Placements.of(name, 1).of_model("target"), capacity=64) for name in ("cpu", other))
+    tokens = np.random.default_rng(0).integers(0, 256, 40).tolist()
+    for size in (1, 5, 1, 1, 5, 5, 1):
+        start = cpu.length
+        wanted, found = (each.run(tokens[start : start + size], range(size)) for each in (cpu, model))
+        np.testing.assert_allclose(found, wanted, atol=1e-2 * wanted.std())
+    for each in (cpu, model):
+        each.run([7, tokens[19], tokens[20]], range(3), (-1, -1, 1))
+        each.keep_path(19, (1, 2))
+    np.testing.assert_allclose(model.run(tokens[21:26], [4]), cpu.run(tokens[21:26], [4]), atol=1e-2 * wanted.std())
+
+
+def test_speculation_on_another_provider_writes_its_plain_text(attention_bundle: Path, other: str) -> None:
+    """Whole pairs on it, and pairs of it and the CPU."""
+    for placed in (other, f"target={other},draft=cpu", f"target=cpu,draft={other}"):
+        with load(attention_bundle, providers=placed, threads=1) as engine:
+            plain = engine.generate(PROMPT, drafter="none", max_new_tokens=40)
+            for drafter in ("ngram", "draft"):
+                found = engine.generate(PROMPT, drafter=drafter, draft_length=3, max_new_tokens=40)
+                assert found.token_ids == plain.token_ids, (placed, drafter)
 
 
 def test_options_of_a_provider_are_its_defaults_and_then_ours(monkeypatch: pytest.MonkeyPatch) -> None:
