@@ -99,7 +99,6 @@ class Trainer:
         self._on_look = on_look
         self._on_step = on_step
         self.student = student.to(accelerator.device)
-        self.student.ids = student.ids.to(accelerator.device)
         decayed = [parameter for parameter in student.trained().values() if parameter.dim() > 1]
         others = [parameter for parameter in student.trained().values() if parameter.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
