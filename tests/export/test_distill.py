@@ -276,6 +276,19 @@ def stop_after(patched: pytest.MonkeyPatch, owner: Any, name: str, calls: int) -
     patched.setattr(owner, name, wrapped)
 
 
+def test_a_budget_of_time_is_kept(made: Made, tmp_path: Path) -> None:
+    config = made.elsewhere(tmp_path, tokens=None, minutes=0.05, shard_texts=8)
+    report = distill(config)
+    assert report is not None
+    work = Workplace(config.output)
+    assert len(work.shards()) >= 2
+    assert work.seconds > 1.0  # half of it went into text, or one shard took longer
+    # The training ends soon after its share, which is at least a tenth; the margin is for busy machines.
+    share = max(3.0 - work.seconds, 0.3)
+    assert 0 < report.state.step
+    assert report.state.seconds < share + 10.0
+
+
 def test_another_seed_writes_another_corpus(made: Made) -> None:
     target = Target(made.work.target, 8, 1)
     texts = []
