@@ -57,6 +57,13 @@ class Medusa(Drafter):
     def run_seconds(self) -> float:
         return self._heads.run_seconds - self._before[1]
 
+    @property
+    def off(self) -> str | None:
+        if not self._idle:
+            return None
+        first = self._shares[0].shares[0]
+        return f"with {first:.0%} of the first head's likeliest tokens right, no tree gains {LEAST_GAIN - 1:.0%} over plain decoding"
+
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         features = self._features()
         # Usually all of the text but its last token is in the cache. After tokens that a grammar forced it is less, and the first
