@@ -24,11 +24,12 @@ from edgespec.export.heads.eagle_layout import Layout, open_layout
 from edgespec.export.heads.eagle_module import EagleModule
 from edgespec.export.heads.proof import Sample
 from edgespec.export.passes import pipeline
-from edgespec.export.reference import FloatWeights
+from edgespec.export.reference import FloatWeights, Weights
+from edgespec.export.stored import StoredWeights
 from edgespec.export.trace.exporting import trace
 from edgespec.export.trace.model import tied_names
 from edgespec.export.trace.windows import check_windows
-from edgespec.manifest import ModelSpec
+from edgespec.manifest import Fidelity, ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
@@ -45,6 +46,7 @@ class EagleHead(Head):
         super().__init__(layout.checkpoint, layout.taps)
         self.structure = layout.structure
         self.token_ids = layout.token_ids
+        self._stored: StoredWeights | None = None
 
     def write(self, place: Workplace) -> ModelSpec:
         module = EagleModule(self.structure)
@@ -53,8 +55,10 @@ class EagleHead(Head):
         plan = self.checkpoint.plan(head_scheme(place.config), place.target_plan)
         model = traced.model
         pipeline(plan, capacity=place.target.capacity)(model)
-        place.weights.fill(model.graph, self.checkpoint, method=head_method(place.config))
+        places = place.weights.fill(model.graph, self.checkpoint, method=head_method(place.config))
         place.weights.flush()
+        shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
+        self._stored = StoredWeights(place.weights.path, places, shapes, self.checkpoint)
         ir.save(model, place.folder / "eagle.onnx")
         token_ids = None
         if self.token_ids is not None:
@@ -72,23 +76,46 @@ class EagleHead(Head):
         )
 
     def prove(self, folder: Path, spec: ModelSpec, samples: list[Sample], config: ExportConfig) -> ModelSpec:
-        original = EagleModule(self.structure, "eager")
-        weights = FloatWeights(self.checkpoint, tied_names(original))
-        attach_align_device_hook(original, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
-        capacity = max(len(sample.tokens) for sample in samples)
-        model = Model(folder / spec.graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
+        assert self._stored is not None, "it was written"
+        meant = self._in_torch(self._stored, samples)
+
+        def distance(path: Path, texts: int) -> Fidelity:
+            pairs = zip(meant[:texts], _exported(path, spec, samples[:texts]), strict=True)
+            return parity.mean([parity.compare(wanted, found) for wanted, found in pairs])
+
+        check = parity.both_arithmetics(folder / spec.graph, distance, len(samples))
+        parity.require_graph(self.kind, check)
+        found = _exported(folder / spec.graph, spec, samples)
+        original = self._in_torch(self.checkpoint, samples)
+        fidelity = parity.mean([parity.compare(wanted, logits) for wanted, logits in zip(original, found, strict=True)])
+        parity.require(self.kind, fidelity, config.draft_weights or config.weights, config.max_kl)
+        fidelity = dataclasses.replace(fidelity, graph_rms=check.exact.relative_rms, rounding_kl=check.rounded.kl)
+        return dataclasses.replace(spec, fidelity=fidelity, accuracy=((self._share_right(samples, found),),))
+
+    def _in_torch(self, weights: Weights, samples: list[Sample]) -> list[np.ndarray]:
+        """Logits [n - 1, Vd] of each sample."""
+        module = EagleModule(self.structure, "eager")
+        by_name = FloatWeights(weights, tied_names(module))
+        attach_align_device_hook(module, execution_device=torch.device("cpu"), offload=True, weights_map=by_name)
+        return [module.logits(sample.tokens[1:], sample.features[:-1]) for sample in samples]
+
+    def _share_right(self, samples: list[Sample], found: list[np.ndarray]) -> float:
+        """How often the likeliest token was what the target wrote: row j foretells token j + 2."""
         ids = np.arange(self.structure.rows) if self.token_ids is None else self.token_ids
-        parts, hits, cases = [], 0, 0
-        for sample in samples:
-            tokens, features = sample.tokens[1:], sample.features[:-1]
-            model.keep(0)
-            found = model.run(tokens, range(len(tokens)), features=features).copy()
-            parts.append(parity.compare(original.logits(tokens, features), found))
-            # Row j foretells token j + 2.
-            rows = range(max(sample.written - 2, 0), len(tokens) - 1)
-            hits += sum(int(ids[found[row].argmax()]) == sample.tokens[row + 2] for row in rows)
+        hits, cases = 0, 0
+        for sample, logits in zip(samples, found, strict=True):
+            rows = range(max(sample.written - 2, 0), len(sample.tokens) - 2)
+            hits += sum(int(ids[logits[row].argmax()]) == sample.tokens[row + 2] for row in rows)
             cases += len(rows)
-        fidelity = parity.mean(parts)
-        kind = config.draft_weights or config.weights
-        parity.require("eagle", fidelity, kind, config.max_kl)
-        return dataclasses.replace(spec, fidelity=fidelity, accuracy=((round(hits / max(cases, 1), 4),),))
+        return round(hits / max(cases, 1), 4)
+
+
+def _exported(graph: Path, spec: ModelSpec, samples: list[Sample]) -> list[np.ndarray]:
+    """The same from the graph."""
+    capacity = max(len(sample.tokens) for sample in samples)
+    model = Model(graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
+    found = []
+    for sample in samples:
+        model.keep(0)
+        found.append(model.run(sample.tokens[1:], range(len(sample.tokens) - 1), features=sample.features[:-1]).copy())
+    return found

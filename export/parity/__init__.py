@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.export.checkpoint import Checkpoint
 from edgespec.export.parity.compare import compare, mean
-from edgespec.export.parity.graph import check_graph
+from edgespec.export.parity.graph import both_arithmetics, check_graph
 from edgespec.export.parity.limits import DIVERGENCE, EXACT, require, require_graph
 from edgespec.export.parity.passes import go_on, prefill
 from edgespec.export.reference import Reference
@@ -25,7 +25,7 @@ from edgespec.manifest import Fidelity, ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
-__all__ = ["DIVERGENCE", "EXACT", "Original", "check", "compare", "mean", "prefill", "require"]
+__all__ = ["DIVERGENCE", "EXACT", "Original", "both_arithmetics", "check", "compare", "mean", "prefill", "require", "require_graph"]
 
 GRAPH_TEXTS = 3
 MAX_ROWS, MIN_ROWS, ROWS_TIMES_PARAMETERS = 96, 48, 30 * 10**9  # of one text

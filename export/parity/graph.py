@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,12 @@ def check_graph(graph: Path, spec: ModelSpec, stored: StoredWeights, config: Any
         model = Model(path, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
         return mean([compare(*pair) for pair in zip(wanted[:count], (plan.run(model) for plan in plans[:count]), strict=True)])
 
-    rounded = distance(graph, len(plans))
+    return both_arithmetics(graph, distance, len(plans))
+
+
+def both_arithmetics(graph: Path, distance: Callable[[Path, int], Fidelity], texts: int) -> GraphCheck:
+    """``distance`` of a graph from torch on so many of the texts, as it runs and in float arithmetic."""
+    rounded = distance(graph, texts)
     with _in_float_arithmetic(graph) as found:
         if found is None:
             return GraphCheck(rounded, rounded, always_rounds=False)

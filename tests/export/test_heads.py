@@ -212,6 +212,8 @@ def test_quantised_heads_are_near_and_share_the_bytes_of_the_target(report: Expo
     spec = report.manifest.models["eagle"]
     assert spec.fidelity is not None
     assert spec.fidelity.kl < 0.02
+    assert spec.fidelity.graph_rms is not None
+    assert spec.fidelity.graph_rms < 1e-4, "on the weights as they are stored, in float arithmetic"
     assert spec.quantisation.bits == report.manifest.models["medusa"].quantisation.bits == 8
 
 
