@@ -39,7 +39,7 @@ from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.pack_cache import open_packs
-from edgespec.runtime.memory.plan import Plan, Settings, footprint
+from edgespec.runtime.memory.plan import LEAST_WINDOW, Plan, Settings, footprint
 from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.memory.size import parse_size
 from edgespec.runtime.model import Model
@@ -86,6 +86,7 @@ def load(
     *,
     memory_budget: int | str | None = None,
     context: int | None = None,
+    draft_window: int | None = None,
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
@@ -101,6 +102,7 @@ def load(
         memory_budget: most memory that this process may have resident, in bytes or as text such as "300MB". What has to be
             given up for it, in the order of :mod:`edgespec.runtime.memory.degrade`, is logged and in the statistics.
         context: tokens of prompt and text to have room for; as many as the bundle was exported for by default.
+        draft_window: tokens that a draft model has room for; a longer text it sees the end of. All by default.
         providers: what to run on, the CPU by default: a name such as "cuda", several in order of preference, or each model's own as
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
@@ -118,10 +120,20 @@ def load(
     """
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise UsageError(f"context: {context!r} is not a number of tokens from 1")
+    if draft_window is not None and (isinstance(draft_window, bool) or not isinstance(draft_window, int) or draft_window < LEAST_WINDOW):
+        raise UsageError(f"draft_window: {draft_window!r} is not a number of tokens from {LEAST_WINDOW}")
     budget = None if memory_budget is None else parse_size(memory_budget)
     placements = Placements.of(providers, threads, provider_options, strict_providers, profile)
     found = find_bundle(path)
-    return Engine(found, budget=budget, context=context, placements=placements, ngram_corpus=ngram_corpus, pack_cache=pack_cache)
+    return Engine(
+        found,
+        budget=budget,
+        context=context,
+        draft_window=draft_window,
+        placements=placements,
+        ngram_corpus=ngram_corpus,
+        pack_cache=pack_cache,
+    )
 
 
 class Engine:
@@ -134,6 +146,7 @@ class Engine:
         budget: int | None,
         context: int | None,
         placements: Placements,
+        draft_window: int | None = None,
         ngram_corpus: str | Path | None = None,
         pack_cache: bool = True,
     ) -> None:
@@ -152,7 +165,7 @@ class Engine:
         corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         import_onnxruntime()
         self._footprint = footprint(path, self.manifest)
-        wanted = self._footprint.widest(context)
+        wanted = self._footprint.widest(context, draft_window)
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)
         self.settings = self._planned.settings if self._planned else wanted
         self.capacity = self.settings.context

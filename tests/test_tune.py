@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -61,6 +62,11 @@ def test_the_best_length_follows_from_costs_and_positions(tuning: Tuning) -> Non
     assert f"draft with {best.best_length} tokens" in choice(tuning)
     assert "draft" in drafter_table(tuning)
     json.dumps(tuning.as_dict(), allow_nan=False)
+
+
+def test_nothing_is_best_that_is_slower_than_plain_decoding(tuning: Tuning) -> None:
+    slow = tuple(dataclasses.replace(found, speedups=(0.8, 0.9, 0.7)) for found in tuning.drafters)
+    assert dataclasses.replace(tuning, drafters=slow).best is None
 
 
 def test_expected_speed_is_the_papers() -> None:

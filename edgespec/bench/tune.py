@@ -65,8 +65,9 @@ class Tuning:
 
     @property
     def best(self) -> DrafterTuning | None:
-        """The drafter whose best length has the highest expected speed, None if none gains anything."""
-        return max((found for found in self.drafters if found.best_length), key=lambda found: max(found.speedups), default=None)
+        """The drafter whose best length has the highest expected speed, None if none is faster than plain decoding."""
+        gaining = [found for found in self.drafters if max(found.speedups) > 1 and found.best_length]
+        return max(gaining, key=lambda found: max(found.speedups), default=None)
 
     def as_dict(self) -> dict[str, Any]:
         best = self.best

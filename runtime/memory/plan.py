@@ -26,7 +26,8 @@ from edgespec.runtime.rows import bytes_per_row
 CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows widths up to the first ones to agree
 WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare
 LEAST_ROWS = 256
-WINDOWED = "draft"  # the kind of drafter that can do with the end of a long text
+WINDOWED = ("draft", "universal")  # kinds of drafters that can do with the end of a long text
+LEAST_WINDOW = 16  # tokens that a draft model has to see
 SELF_TEST_FEW, SELF_TEST_ROWS = 37, 332  # cache rows that the self-test and the measurement of costs fill
 
 LIBRARIES = 11 * 10**6  # pages of ONNX Runtime's library and of ours that are read when the first session is made
@@ -124,19 +125,22 @@ class Footprint:
         names = ("target", *self.widest().drafts)
         return {name: read_weights(self._bundle / self._manifest.models[name].graph) for name in names}
 
-    def widest(self, context: int | None = None) -> Settings:
-        """The settings without any budget: everything that the bundle has.
+    def widest(self, context: int | None = None, draft_window: int | None = None) -> Settings:
+        """The settings without any budget: everything that the bundle has, or as much as is asked for.
 
         Raises:
-            UsageError: it was exported for less ``context``.
+            UsageError: it was exported for less ``context``, or has no draft model that a ``draft_window`` is for.
         """
         target = self._manifest.target
         rows = context or target.capacity
         if rows > target.capacity:
             raise UsageError(f"context: {rows} is more than the {target.capacity} tokens that this bundle was exported for")
         drafts = {drafter.model for drafter in self._manifest.drafters if drafter.model is not None}
-        windowed = any(drafter.kind == WINDOWED for drafter in self._manifest.drafters)
-        return Settings(rows, min(CHUNKS[0], rows), min(target.max_width, rows), rows if windowed else 0, tuple(sorted(drafts)))
+        windowed = any(drafter.kind in WINDOWED for drafter in self._manifest.drafters)
+        if draft_window is not None and not windowed:
+            raise UsageError(f"draft_window: {draft_window} is for a draft model, which this bundle lacks")
+        window = min(draft_window or rows, rows) if windowed else 0
+        return Settings(rows, min(CHUNKS[0], rows), min(target.max_width, rows), window, tuple(sorted(drafts)))
 
     def plan(self, settings: Settings, budget: int | None = None, steps: Sequence[str] = ()) -> Plan:
         """Parts and peak under ``settings``."""
@@ -219,5 +223,5 @@ def footprint(bundle: Path, manifest: Manifest) -> Footprint:
 
 def rows_of(name: str, manifest: Manifest, settings: Settings) -> int:
     """Cache rows of a model under ``settings``."""
-    windowed = {drafter.model for drafter in manifest.drafters if drafter.kind == WINDOWED}
+    windowed = {drafter.model for drafter in manifest.drafters if drafter.kind in WINDOWED}
     return min(settings.draft_window if name in windowed else settings.context, manifest.models[name].capacity)

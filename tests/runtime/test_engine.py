@@ -341,6 +341,25 @@ def test_automatic_lengths_and_early_stops_leave_the_text_as_it_is(
     assert len(found.stats.rounds_by_draft_length) > 2
 
 
+@pytest.mark.parametrize("drafter", ["draft", "tree"])
+def test_a_draft_that_sees_the_end_of_the_text_only(attention_bundle: Path, drafter: str) -> None:
+    """Its cache is an eighth of the target's and fills several times; the text is the same."""
+    with load(attention_bundle, threads=1, draft_window=32) as engine:
+        plain = engine.generate([*range(40)], drafter="none", max_new_tokens=150, ignore_eos=True)
+        found = engine.generate([*range(40)], drafter=drafter, draft_length=3, max_new_tokens=150, ignore_eos=True)
+        assert found.token_ids == plain.token_ids
+        assert engine._models.get("draft").capacity == 32
+        assert found.stats.drafted > 200
+
+
+def test_draft_windows_that_cannot_be(attention_bundle: Path, tmp_path: Path) -> None:
+    for wrong in (0, 15, True, "32"):
+        with pytest.raises(UsageError, match=r"draft_window: .* is not a number of tokens from 16"):
+            load(attention_bundle, draft_window=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="draft_window: 64 is for a draft model"):
+        load(make_lookup_bundle(tmp_path / "b"), draft_window=64)
+
+
 def test_a_conversation_learns_for_itself(attention: Engine) -> None:
     first, second = attention.chat(), attention.chat()
     for chat in (first, second, first):
