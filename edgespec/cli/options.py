@@ -128,7 +128,7 @@ MEMORY_OPTIONS = (
     click.option("--context", type=click.IntRange(1), help="Tokens of prompt and text to have room for; all that the bundle has."),
 )
 ENGINE_OPTIONS = (
-    click.option("--draft-window", type=click.IntRange(1), help="Tokens that a draft model has room for; it sees the end of a longer text."),
+    click.option("--draft-window", type=click.IntRange(1), help="Tokens that a draft model sees: the end of a longer text."),
     click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),
     click.option(
         "--providers",
