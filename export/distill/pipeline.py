@@ -130,6 +130,7 @@ class _Run:
         self.taps = self.student.taps(self.shape, config)
         self._target: Target | None = None
         self._before = work.seconds
+        self._last_shard = started
 
     @property
     def target(self) -> Target:
@@ -164,6 +165,7 @@ class _Run:
         if not work.is_closed:
             self.target.check_room(config.answer_tokens)
             own = Own.read(config, self.target)
+            self._last_shard = time.monotonic()
             minutes = config.total_minutes
             deadline = None if minutes is None else self.started - self._before + 60 * WRITING * minutes
             grow_corpus(
@@ -197,9 +199,7 @@ class _Run:
 
         def batches(parts: list[Shard]) -> Batches:
             width = spec.hidden_states or 0
-            return Batches(
-                parts, self._rows, ids, spec.vocab_size, width, config.steps, config.window, config.batch_rows, config.seed
-            )
+            return Batches(parts, self._rows, ids, spec.vocab_size, width, config.steps, config.window, config.batch_rows, config.seed)
 
         training = batches(shards)
         trainer = Trainer(
@@ -247,7 +247,11 @@ class _Run:
     def _on_shard(self, shard: Shard) -> None:
         about: dict[str, Any] = shard.statistics
         lost = about["looping"] + about["repetitive"] + about["short"]
-        self.say(f"shard {shard.path.stem}: {about['texts']} texts, {shard.answer_tokens:,} answer tokens, {lost} looping or too short")
+        now = time.monotonic()
+        rate = shard.answer_tokens / (now - self._last_shard)
+        self._last_shard = now
+        answers = f"{shard.answer_tokens:,} answer tokens at {rate:.0f} a second"
+        self.say(f"shard {shard.path.stem}: {about['texts']} texts, {answers}, {lost} looping or too short")
         if self.accelerator.is_main_process:
             self.work.set_seconds(self._before + time.monotonic() - self.started)
 
