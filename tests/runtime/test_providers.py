@@ -117,6 +117,15 @@ def test_models_without_graphs_for_the_provider_of_all_stay_on_the_cpu(monkeypat
     assert names(Placements.of("qnn,eagle=coreml").with_usual_graphs(["eagle"]), "eagle") == ["CoreMLExecutionProvider"]
 
 
+def test_what_is_known_to_go_wrong_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(providers, "is_present", lambda _: True)
+    monkeypatch.setattr(providers, "_module", lambda _: None)
+    providers.choose("coreml")
+    assert not caplog.records
+    providers.choose("webgpu")
+    assert "draft trees would be verified wrongly" in caplog.text
+
+
 def test_measurements_belong_to_a_placement() -> None:
     keys = {Placements.of(threads=threads).key for threads in (1, 2, "1,draft=2", "2,draft=1")}
     assert len(keys) == 4
