@@ -36,6 +36,8 @@ NODE = 6 * 10**3  # of each node of a session
 HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give back
 ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix product makes
 TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
+FRESH = 0.55  # between a file of packs that was read again and one that was just written
+PACKS_RESERVE = 6 * 10**6  # pages that Linux maps around those of packs
 INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
 SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
 TEST_COPIES = 2  # of a pass's logits during the self-test
@@ -152,12 +154,15 @@ class Footprint:
         parts = (self._held, Part("libraries", evictable=LIBRARIES), *weights, *caches, *work)
         fixed = self._held.total + LIBRARIES + sum(part.total for part in weights)
         # A matrix is there as it is mapped and as it is packed; with packs in files that is made anew, to be compared, as well.
-        loading = fixed + max(self.weights[name].largest + self._packs * self.weights[name].largest_packed for name in names)
+        # Nothing has been read from an embedding yet.
+        unread = sum(self._table(name, settings) for name in names)
+        loading = fixed - unread + max(self.weights[name].largest + self._packs * self.weights[name].largest_packed for name in names)
         testing = fixed + self._self_test(settings)
         generating = sum(part.total for part in parts)
         peak = max(loading, testing, generating)
-        unread = sum(self.weights[name].table - self._table(name, settings) for name in names)
-        return Plan(settings, parts, peak, max(peak, generating + unread), budget, tuple(steps))
+        whole = sum(self.weights[name].table for name in names)
+        ceiling = max(peak, generating + whole - unread) + self._packs * PACKS_RESERVE
+        return Plan(settings, parts, peak, ceiling, budget, tuple(steps))
 
     def _spec(self, name: str) -> ModelSpec:
         return self._manifest.models[name]
@@ -174,9 +179,9 @@ class Footprint:
     def _table(self, name: str, settings: Settings) -> int:
         """Bytes of the embedding that a text of this length has mapped."""
         size = self.weights[name].table
-        if self._packs:  # of a file that was written here Linux maps large pieces: soon all of it
-            return size
-        return int(size * -math.expm1(-settings.context * TABLE_TOKEN / size)) if size else 0
+        text = size * -math.expm1(-settings.context * TABLE_TOKEN / size) if size else 0.0
+        # Of a file that was written a moment ago Linux maps large pieces, soon all of it; of one that was read again, as of any other.
+        return int(text + FRESH * (size - text)) if self._packs else int(text)
 
     def _working(self, names: Sequence[str], settings: Settings) -> list[Part]:
         """Passes run one after the other, so the largest workspace counts; logits stay with each model."""
