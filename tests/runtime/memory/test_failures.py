@@ -191,11 +191,11 @@ LIMITED = """
     prompt = [5, 6, 7, 8, 9] * 40
     try:
         if when == "load":  # the libraries and the tokenizer are there: a library in Rust aborts if it gets no memory
-            make = models.Model
+            make = models.open_model
             def limited(*arguments, **options):
                 limit(extra)
                 return make(*arguments, **options)
-            models.Model = limited
+            models.open_model = limited
         engine = edgespec.load(bundle, threads=1)
         engine.generate(prompt[:20], drafter="draft", draft_length=3, max_new_tokens=8)
         if when == "run":
