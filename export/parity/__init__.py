@@ -56,9 +56,15 @@ def check(name: str, graph: Path, spec: ModelSpec, stored: StoredWeights, origin
 
 def divergence(graph: Path, spec: ModelSpec, original: Original, texts: Sequence[list[int]]) -> Fidelity:
     """Distance of the graph, as it runs for users, from the original weights in torch."""
-    model = Model(graph, spec, capacity=min(spec.capacity, 256), threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    rows = min(MAX_ROWS, max(MIN_ROWS, ROWS_TIMES_PARAMETERS // max(1, original.parameters)), model.capacity)
-    held = [text[:rows] for text in texts]
-    held += [go_on(model, text, seed) for seed, text in enumerate(held[-WRITTEN:])]
+    rows = min(MAX_ROWS, max(MIN_ROWS, ROWS_TIMES_PARAMETERS // max(1, original.parameters)))
+    held, found = _exported(graph, spec, [text[:rows] for text in texts])
     reference = Reference(original.checkpoint, original.config, held)
-    return mean([compare(reference.logits(index), prefill(model, text), np.array(text[1:])) for index, text in enumerate(held)])
+    return mean([compare(reference.logits(index), found[index], np.array(text[1:])) for index, text in enumerate(held)])
+
+
+def _exported(graph: Path, spec: ModelSpec, texts: list[list[int]]) -> tuple[list[list[int]], list[np.ndarray]]:
+    """Texts, some of the model's own among them, and its logits of each. Its weights leave memory before torch's come."""
+    model = Model(graph, spec, capacity=min(spec.capacity, 256), threads=default_threads(), providers=DEFAULT_PROVIDERS)
+    held = [text[: model.capacity] for text in texts]
+    held += [go_on(model, text, seed) for seed, text in enumerate(held[-WRITTEN:])]
+    return held, [prefill(model, text) for text in held]

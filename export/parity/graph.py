@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from edgespec.export.parity.compare import compare, mean
@@ -46,8 +47,7 @@ def check_graph(graph: Path, spec: ModelSpec, stored: StoredWeights, config: Any
     """Run ``texts`` with a rollback on the way through the graph and through the model of ``config`` in torch."""
     capacity = min(spec.capacity, 256)
     plans = [Rollback.of(text[: min(TOKENS, capacity)], spec.vocab_size) for text in texts]
-    reference = Reference(stored, config, [ids for plan in plans for ids in (plan.ids, plan.other)])
-    wanted = [plan.wanted(reference.logits(2 * index), reference.logits(2 * index + 1)) for index, plan in enumerate(plans)]
+    wanted = _wanted(stored, config, plans)  # torch's weights are gone again when ONNX Runtime's come
 
     def distance(path: Path, count: int) -> Fidelity:
         model = Model(path, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
@@ -64,6 +64,11 @@ def both_arithmetics(graph: Path, distance: Callable[[Path, int], Fidelity], tex
             return GraphCheck(rounded, rounded, always_rounds=False)
         path, always_rounds = found
         return GraphCheck(distance(path, FLOAT_TEXTS), rounded, always_rounds)
+
+
+def _wanted(stored: StoredWeights, config: Any, plans: Sequence[Rollback]) -> list[np.ndarray]:
+    reference = Reference(stored, config, [ids for plan in plans for ids in (plan.ids, plan.other)])
+    return [plan.wanted(reference.logits(2 * index), reference.logits(2 * index + 1)) for index, plan in enumerate(plans)]
 
 
 @contextlib.contextmanager
