@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import edgespec
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, UnsupportedModelError, UsageError
@@ -21,7 +21,6 @@ from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.architectures import REFUSED
 from tests.export.conftest import export
-from tests.helpers.bundles import byte_tokenizer
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_config, make_tokenizer
 
 
@@ -116,13 +115,6 @@ def test_layers_that_cannot_be_exported_are_named(
     with pytest.raises(UnsupportedModelError, match=named):
         export(tmp_path / "checkpoint", tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
-
-
-def test_a_draft_with_another_tokenizer(llama: Path, broken: Path, tmp_path: Path) -> None:
-    other = byte_tokenizer()
-    other.add_tokens(["hello"])
-    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<eos>").save_pretrained(broken)
-    assert "another tokenizer" in refused(llama, tmp_path, draft=str(broken))
 
 
 def test_a_tokenizer_whose_text_the_model_cannot_read(tmp_path: Path) -> None:

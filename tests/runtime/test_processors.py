@@ -203,7 +203,7 @@ def test_a_tree_has_as_many_distributions_as_tokens() -> None:
         ({"do_sample": True, "typical_p": 0}, "typical_p: 0"),
         ({"do_sample": True, "temperature": float("nan")}, "temperature: nan"),
         ({"do_sample": True, "seed": 2**200}, "seed"),
-        ({"do_sample": True, "acceptance": "typical"}, "acceptance: 'typical'"),
+        ({"do_sample": True, "acceptance": "often"}, "acceptance: 'often'"),
         ({"regex": "a", "grammar": "b"}, "regex and grammar: a text follows one grammar"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos: contradicts regex"),
         ({"regex": ""}, "regex: '' is not a text"),
