@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError, RuntimeFailure, UsageError
 
 if TYPE_CHECKING:
+    from importlib import metadata
+
     from edgespec.runtime.drafters import Drafter, Resources
 
 GROUP = "edgespec.drafters"
@@ -23,6 +24,8 @@ GROUP = "edgespec.drafters"
 @functools.cache
 def _entry_points() -> dict[str, metadata.EntryPoint]:
     """By name; of several with one name the first that is installed counts, as it does for commands."""
+    from importlib import metadata  # a tenth of the time that importing the runtime takes, and only needed here
+
     found: dict[str, metadata.EntryPoint] = {}
     for entry in metadata.entry_points(group=GROUP):
         found.setdefault(entry.name, entry)

@@ -20,13 +20,16 @@ def run(code: str, *arguments: str) -> dict[str, object]:
 def test_import_is_light_and_quick() -> None:
     code = (
         # Time of the processor, not of the clock: other processes on a shared machine are no fault of an import.
-        "import json, sys, time; start = time.process_time(); import edgespec.runtime; "
-        "print(json.dumps({'s': time.process_time() - start, 'modules': list(sys.modules)}))"
+        "import json, sys, time; start = time.process_time(); import numpy; numpy_s = time.process_time() - start; "
+        "import edgespec.runtime; "
+        "print(json.dumps({'s': time.process_time() - start, 'numpy': numpy_s, 'modules': list(sys.modules)}))"
     )
     runs = [run(code) for _ in range(3)]
     modules = set(runs[0]["modules"])  # type: ignore[call-overload]
     assert not modules & (HEAVY | {"onnxruntime", "tokenizers", "jinja2"})
-    assert min(float(str(found["s"])) for found in runs) <= 0.3
+    # 0.3 s, or what that is on a slower machine: numpy alone takes 0.07 to 0.08 s where it was set.
+    quickest = min(runs, key=lambda found: float(str(found["s"])))
+    assert float(str(quickest["s"])) <= max(0.3, 4 * float(str(quickest["numpy"])))
 
 
 def test_generating_loads_nothing_heavy_either(attention_bundle: Path) -> None:
