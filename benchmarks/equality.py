@@ -1,6 +1,6 @@
 """Is greedy text with speculation the plain text, token for token? On a file of questions, with every drafter of a bundle.
 
-    python benchmarks/equality.py BUNDLE QUESTIONS.jsonl [--limit 200] [--new-tokens 32] [--output results.jsonl]
+    python benchmarks/equality.py BUNDLE QUESTIONS.jsonl [--limit 200] [--new-tokens 32] [--drafter NAME ...] [--output results.jsonl]
 
 Questions are in Spec-Bench's format, one JSON object a line with ``question_id``, ``category`` and ``turns``; the first turn
 is asked. With ``--exactness fast`` the table says how many texts near-ties change. A result is written after each question,
@@ -21,13 +21,19 @@ from edgespec.errors import CapacityError
 from edgespec.runtime.verify import first_difference
 
 
-def compare(engine: edgespec.runtime.Engine, question: dict[str, Any], new_tokens: int, exactness: str) -> dict[str, Any]:  # type: ignore[name-defined]
+def compare(
+    engine: edgespec.runtime.Engine,  # type: ignore[name-defined]
+    question: dict[str, Any],
+    new_tokens: int,
+    exactness: str,
+    drafters: list[str] | None,
+) -> dict[str, Any]:
     """Plain text of one question, and each drafter's: where it first differs (null if nowhere), accepted drafts, passes."""
     prompt = [{"role": "user", "content": question["turns"][0]}]
     plain = engine.generate(prompt, drafter="none", max_new_tokens=new_tokens, exactness=exactness)
     found: dict[str, Any] = {"question_id": question["question_id"], "category": question.get("category"), "grade": plain.stats.exactness}
     found |= {"prompt_tokens": plain.stats.prompt_tokens, "new_tokens": plain.stats.new_tokens, "drafters": {}}
-    for drafter in engine.drafters:
+    for drafter in drafters or engine.drafters:
         if drafter == "none":
             continue
         for length in ("auto",) if drafter == "auto" else ("auto", 3):
@@ -69,6 +75,7 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--exactness", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--drafter", action="append", help="only this one; may be given several times")
     parser.add_argument("--output", type=Path, help="results so far are read from here and new ones added")
     arguments = parser.parse_args()
     questions = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -82,7 +89,7 @@ def main() -> int:
             if question["question_id"] in done:
                 continue
             try:
-                results.append(compare(engine, question, arguments.new_tokens, arguments.exactness))
+                results.append(compare(engine, question, arguments.new_tokens, arguments.exactness, arguments.drafter))
             except CapacityError:
                 results.append({"question_id": question["question_id"], "grade": "", "new_tokens": 0, "drafters": {}})
             if arguments.output:
