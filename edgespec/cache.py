@@ -1,4 +1,4 @@
-"""The user's cache folder: small JSON files that can be measured again, so that losing one costs seconds.
+"""The user's cache folder: files that can be measured or made again, so that losing one costs seconds.
 
 Nothing here is fatal. A folder that cannot be written and a file that cannot be read count as "not cached".
 """
@@ -9,9 +9,11 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from edgespec.files import whole
 
 
 def cache_folder() -> Path:
@@ -40,19 +42,19 @@ def remove(name: str) -> None:
         (cache_folder() / name).unlink(missing_ok=True)
 
 
-def write_json(name: str, data: dict[str, Any]) -> bool:
-    """Store ``data`` as ``name``, whole or not at all. False when the folder cannot be written."""
-    temporary = None
+def write(name: str, parts: Iterable[bytes | memoryview]) -> bool:
+    """Store ``parts``, one behind the other, as ``name``, whole or not at all. False when the folder cannot be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        os.replace(temporary, folder / name)
+        with whole(folder / name) as file:
+            for part in parts:
+                file.write(part)
     except (OSError, RuntimeError):
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         return False
     return True
+
+
+def write_json(name: str, data: dict[str, Any]) -> bool:
+    """Store ``data`` as ``name``, like :func:`write`."""
+    return write(name, [json.dumps(data, indent=1).encode()])

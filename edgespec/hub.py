@@ -18,6 +18,7 @@ from edgespec import __version__
 from edgespec.bundle import bundle_key, check_hashes, open_bundle
 from edgespec.cache import cache_folder
 from edgespec.errors import BundleError, CheckpointError, EdgespecError, UsageError
+from edgespec.files import take_place
 from edgespec.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -90,7 +91,7 @@ def fetch_bundle(repo: str, revision: str | None = None) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The manifest alone first: it says what else to fetch, and whether the copy that is here is still the one.
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            fresh = download(repo, [MANIFEST_NAME], instead=instead, revision=revision, folder=Path(scratch))
+            fresh = download(repo, [MANIFEST_NAME], instead=instead, revision=revision, folder=Path(scratch) / "bundle")
             if not (fresh / MANIFEST_NAME).is_file():
                 raise BundleError(f"{repo}: has no {MANIFEST_NAME}, so it is not a bundle; make one of it with: edgespec export {repo}")
             manifest = read_manifest(fresh)
@@ -99,25 +100,14 @@ def fetch_bundle(repo: str, revision: str | None = None) -> Path:
             download(repo, [entry.name for entry in manifest.files], instead=instead, revision=revision, folder=fresh)
             open_bundle(fresh)
             check_hashes(fresh, manifest)
-            _replace(fresh, folder)
+            shutil.rmtree(fresh / ".cache", ignore_errors=True)  # huggingface_hub's notes
+            take_place(fresh, folder)
     except HubUnreachable:
         if not folder.is_dir():
             raise
     except OSError as error:
         raise CheckpointError(f"{repo}: cannot be stored in {folder.parent}: {error.strerror}") from error
     return folder
-
-
-def _replace(fresh: Path, folder: Path) -> None:
-    """Put a checked copy in the place of an older one, which stays until then."""
-    shutil.rmtree(fresh / ".cache", ignore_errors=True)  # huggingface_hub's notes
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    fresh.mkdir()  # for the scratch folder's own clean-up
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def push_bundle(bundle: Path, repo: str, *, private: bool = False, revision: str | None = None, message: str | None = None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.errors import ExportError
+from edgespec.files import take_place
 from edgespec.manifest import MANIFEST_NAME
 
 
@@ -44,7 +45,8 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
         try:
             yield stage
             stage.chmod(0o755)
-            _move_into_place(stage, output, force)
+            check_output(output, force)
+            take_place(stage, output)
         except OSError as error:
             hint = "; free some space or choose another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise ExportError(f"{output}: writing the bundle failed: {error.strerror or error}{hint}") from error
@@ -66,20 +68,3 @@ def _made_parents(folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # somebody else has put something there
                 parent.rmdir()
         raise
-
-
-def _move_into_place(stage: Path, output: Path, force: bool) -> None:
-    """Rename, keeping an old bundle until the new one stands in its place."""
-    check_output(output, force)
-    if not output.exists():
-        stage.rename(output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.parent))
-    output.rename(old / output.name)
-    try:
-        stage.rename(output)
-    except BaseException:
-        (old / output.name).rename(output)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)

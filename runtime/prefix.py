@@ -7,11 +7,8 @@ the bits that this one makes, so they are left behind and computed again; the co
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import UsageError
+from edgespec.files import whole
 
 FORMAT = 1
 MOST_HEADER_BYTES = 64 * 2**20
@@ -53,18 +51,11 @@ def save(path: Path, prefix: Prefix | None, bundle: str, machine: str, state: di
         header |= {"tokens": prefix.tokens, "made": prefix.made}
         arrays = {f"{name}.{index}": array for name, rows in prefix.rows.items() for index, array in enumerate(rows)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
+        with whole(path) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):  # where it has its name
-                os.unlink(temporary)
 
 
 def restore(path: Path, bundle: str, machine: str) -> tuple[Prefix | None, dict[str, Any]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgespec.errors import BundleError, CapacityError, UsageError
+from edgespec.files import take_place
 from edgespec.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, BundleFile, read_manifest
 
 CHUNK = 2**20
@@ -62,7 +63,7 @@ def import_bundle(
         for entry in manifest.files:
             _copy(sources[entry.name], entry, staging, functools.partial(_tell, progress, entry.name, done, total), stopped)
             done += entry.size
-        _replace(staging, target)
+        take_place(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return target
@@ -117,13 +118,3 @@ def _need_room(folder: Path, size: int) -> None:
     if free < size + SPARE_BYTES:
         missing = (size + SPARE_BYTES - free) / 1e6
         raise CapacityError(f"Not enough storage: the bundle has {size / 1e6:.0f} MB; free {missing:.0f} MB more.")
-
-
-def _replace(staging: Path, target: Path) -> None:
-    """Give the finished folder its name; an older bundle goes when the new one is in its place."""
-    old = target.with_name(f".old.{target.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    staging.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from edgespec.files import whole
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +27,9 @@ class Storage:
 
     def write(self, name: str, data: Any) -> None:
         """Store ``data``, whole or not at all."""
-        temporary = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{name}.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(data, file, ensure_ascii=False)
-            os.replace(temporary, self.folder / f"{name}.json")
+            with whole(self.folder / f"{name}.json") as file:
+                file.write(json.dumps(data, ensure_ascii=False).encode())
         except OSError as error:
             log.warning("%s: cannot be saved: %s", name, error)
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)

@@ -6,7 +6,6 @@ fastest on this machine, and compare plain with speculative decoding.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +24,8 @@ from edgespec.cli.export import make_config, need_export_extras
 from edgespec.cli.inspect import total_bytes
 from edgespec.cli.output import human_bytes, print_json, progress
 from edgespec.errors import UsageError
+from edgespec.files import take_place
+from edgespec.staging import check_output
 
 if TYPE_CHECKING:
     from edgespec.export.config import ExportConfig
@@ -95,9 +96,8 @@ def export_best_draft(config: ExportConfig, threads: int | None) -> tuple[int, d
             write_bundle(prepared, bundle, draft=f"layers:{layers}")
         speeds = draft_speeds(bundles, threads)
         best = max(LAYERS, key=lambda layers: speeds[layers])
-        if config.force and config.output.exists():
-            shutil.rmtree(config.output)
-        bundles[best].rename(config.output)
+        check_output(config.output, config.force)
+        take_place(bundles[best], config.output)
     return best, speeds
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from safetensors.numpy import save
 
 from edgespec.errors import CheckpointError
 from edgespec.export.distill.forest import LABELS, Text
+from edgespec.files import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,8 @@ def write_shard(path: Path, entries: Sequence[Entry], statistics: dict[str, Any]
         tensors["log_p"] = np.concatenate([text.log_p for text in texts])
     prompts = [entry.prompt for entry in entries]
     about_all = {"categories": json.dumps(names), "prompts": json.dumps(prompts), "statistics": json.dumps(statistics)}
-    write_whole(path, save(tensors, metadata=about_all))
+    with whole(path, synced=True) as file:
+        file.write(save(tensors, metadata=about_all))
 
 
 def read_shard(path: Path) -> Shard:
@@ -117,19 +118,6 @@ def read_shard(path: Path) -> Shard:
         except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"{path}: a damaged part of the corpus ({error}); delete it and go on with --resume") from error
     return shard
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens in between."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> Any:

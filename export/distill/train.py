@@ -7,7 +7,6 @@ that it would have had without the stop. With several processes each takes every
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +21,8 @@ from edgespec.errors import CapacityError, UsageError
 from edgespec.export.distill.batches import Batch, Batches, Window
 from edgespec.export.distill.config import DistillConfig
 from edgespec.export.distill.judge import Verdict, judge
-from edgespec.export.distill.shards import write_whole
 from edgespec.export.distill.students import Student
+from edgespec.files import whole
 
 LOOKS = 20  # evaluations of a training
 PATIENCE = 6  # of them without a gain end it
@@ -221,9 +220,8 @@ class Trainer:
             "optimiser": self._optimiser.state_dict(),
             "best": self._best,
         }
-        buffer = io.BytesIO()
-        torch.save(held, buffer)
-        write_whole(self._path, buffer.getvalue())
+        with whole(self._path, synced=True) as file:
+            torch.save(held, file)
 
     def _restore(self) -> None:
         if not self._path.is_file():

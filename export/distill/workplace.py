@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError, UsageError
-from edgespec.export.distill.shards import Entry, Shard, read_shard, write_shard, write_whole
+from edgespec.export.distill.shards import Entry, Shard, read_shard, write_shard
+from edgespec.files import whole
 
 RESERVE = 64 * 2**20  # bytes that stay free
 
@@ -62,7 +63,7 @@ class Workplace:
         """Make the folder, if it is not there."""
         self._corpus.mkdir(parents=True, exist_ok=True)
         if not self.is_begun:
-            write_whole(self._settings, json.dumps(settings, indent=1).encode())
+            _write(self._settings, dict(settings))
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -109,7 +110,7 @@ class Workplace:
     def close_corpus(self, tokens: int | None) -> None:
         """From here on the corpus does not grow, so that a training that goes on sees the same."""
         if not self.is_closed:
-            write_whole(self._closed, json.dumps({"shards": self.corpus(tokens)}).encode())
+            _write(self._closed, {"shards": self.corpus(tokens)})
 
     @property
     def is_closed(self) -> bool:
@@ -132,7 +133,12 @@ class Workplace:
             return 0.0
 
     def set_seconds(self, seconds: float) -> None:
-        write_whole(self.folder / "clock.json", json.dumps(round(seconds, 1)).encode())
+        _write(self.folder / "clock.json", round(seconds, 1))
 
     def _path(self, number: int) -> Path:
         return self._corpus / f"{number:05d}.safetensors"
+
+
+def _write(path: Path, data: object) -> None:
+    with whole(path, synced=True) as file:
+        file.write(json.dumps(data, indent=1).encode())

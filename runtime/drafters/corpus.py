@@ -7,11 +7,8 @@ memory that the system can take back.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.cache import cache_folder
+from edgespec.cache import cache_folder, write
 from edgespec.errors import UsageError
 from edgespec.runtime.drafters.matches import OCCURRENCES, Match, agreement
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -150,22 +147,8 @@ def _load(name: str, bits: int) -> Corpus | None:
 def _store(name: str, corpus: Corpus) -> bool:
     """Write it whole or not at all; whether that worked."""
     count = len(corpus.tokens)
-    parts: list[npt.NDArray[Any]] = [_padded(corpus._keys, count), corpus.tokens, _padded(corpus._positions, count)]
-    temporary = None
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part.tobytes())
-        os.replace(temporary, folder / name)
-    except (OSError, RuntimeError):
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        return False
-    return True
+    parts = (_padded(corpus._keys, count), corpus.tokens, _padded(corpus._positions, count))
+    return write(name, [np.ascontiguousarray(part).data for part in parts])
 
 
 def _padded(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

@@ -129,6 +129,7 @@ def test_the_fastest_draft_is_kept(
     kept = own_cache / "quickstart-bundle"
     kept.mkdir(parents=True)
     (kept / "old").touch()
+    (kept / MANIFEST_NAME).touch()
     seen: dict[int, int] = {}
 
     def draft_speeds(bundles: dict[int, Path], _threads: int | None) -> dict[int, float]:

@@ -1,0 +1,53 @@
+"""Files and folders take their places whole, and what was there stays when that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.files import take_place, whole
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_file_is_there_when_it_is_whole(tmp_path: Path, synced: bool) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with whole(path, synced=synced) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), whole(path) as file:
+        file.writelines([b"new", None])  # type: ignore[list-item]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def folder_with(path: Path, name: str) -> Path:
+    path.mkdir()
+    (path / name).touch()
+    return path
+
+
+@pytest.mark.parametrize("killed_before", [False, True])
+def test_a_folder_takes_the_place_of_another(tmp_path: Path, killed_before: bool) -> None:
+    place, fresh = folder_with(tmp_path / "place", "old"), folder_with(tmp_path / "fresh", "new")
+    if killed_before:
+        folder_with(tmp_path / ".place.old", "older")
+    take_place(fresh, place)
+    assert [path.name for path in place.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_folder_that_was_there_comes_back(tmp_path: Path) -> None:
+    place = folder_with(tmp_path / "place", "old")
+    with pytest.raises(FileNotFoundError):
+        take_place(tmp_path / "missing", place)
+    assert [path.name for path in place.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [place]
