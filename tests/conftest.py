@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
@@ -12,3 +14,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="default",
         help="run tests/runtime with the packages onnxruntime and tokenizers, without, or both; default: with, and some files both ways",
     )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, which is not there yet, so that no measurement of another run decides it."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
+    return folder

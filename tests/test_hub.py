@@ -28,16 +28,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield running
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 def edgespec(*arguments: str, hub: Hub | None, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own: huggingface_hub reads its settings when it is imported."""
     settings = {
         "HF_HOME": str(cache / "hf"),
-        "EDGESPEC_CACHE": str(cache),
         "HF_ENDPOINT": hub.url if hub else "http://127.0.0.1:9",
         **environment,
     }

@@ -9,6 +9,7 @@ import click
 
 from edgespec.cli.bench import speed_table
 from edgespec.cli.export import WEIGHTS, need_export_extras
+from edgespec.cli.options import numbers
 from edgespec.cli.output import facts, print_json, progress
 from edgespec.errors import UsageError
 
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from edgespec.export.distill import DistillConfig, DistillReport
 
 PATH = click.Path(path_type=Path)
-
-
-def taps(_context: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Layers with commas between."""
-    if value is None:
-        return None
-    try:
-        return tuple(int(layer) for layer in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a list of layers, such as 2,15,27") from error
 
 
 @click.command(short_help="Make a draft for a target, without data.")
@@ -62,7 +53,12 @@ def taps(_context: click.Context, _param: click.Parameter, value: str | None) ->
     metavar="frozen|borrowed|trained",
     help="The draft's last matrix: the target's rows, the same but left out of the file (for edgespec only), or trained.",
 )
-@click.option("--taps", callback=taps, metavar="N,N,N", help="Layers in front of which an EAGLE head listens.")
+@click.option(
+    "--taps",
+    callback=numbers("is not a list of layers, such as 2,15,27"),
+    metavar="N,N,N",
+    help="Layers in front of which an EAGLE head listens.",
+)
 @click.option("--intermediate", type=int, help="Width of an EAGLE head's gated unit; the target's unless given.")
 @click.option("--layers", type=int, default=2, show_default=True, help="Depth of a standalone draft (lm).")
 @click.option("--slots", type=int, default=16, show_default=True, help="Texts written side by side.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.options import numbers
 from edgespec.cli.output import facts, fidelity_facts, human_bytes
 from edgespec.errors import UsageError
 
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 WEIGHTS = click.Choice(["int4", "int8", "mixed", "keep", "fp32"])
 METHODS = click.Choice(["gptq", "search", "rtn"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
-
-
-def widths(_context: click.Context, _param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Numbers between commas; which ones make sense is the exporter's to check."""
-    try:
-        return tuple(int(number) for number in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} are not numbers between commas, such as 1,5,64") from error
 
 
 @click.command(short_help="Turn a checkpoint and a draft into a bundle.")
@@ -49,7 +42,7 @@ def widths(_context: click.Context, _param: click.Parameter, value: str) -> tupl
 @click.option("--profile", "profiles", multiple=True, type=click.Choice(["cpu", "npu"]), help="Graphs to add for other providers.")
 @click.option(
     "--npu-widths",
-    callback=widths,
+    callback=numbers("are not numbers between commas, such as 1,5,64"),
     default="1,5,64",
     show_default=True,
     help="With --profile npu: tokens of a pass of plain decoding, of verification (K + 1), and of a chunk of the prompt.",

@@ -23,14 +23,22 @@ def draft_length(_context: click.Context, _param: click.Parameter, value: str) -
     return int(value)
 
 
-def three_numbers(_context: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """``W,N,G``; what they may be is the runtime's to check."""
-    if value is None:
-        return None
-    parts = value.split(",")
-    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"{value!r} is not three numbers with commas between, such as 4,3,2")
-    return tuple(map(int, parts))
+def numbers(wrong: str, count: int | None = None) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """A callback for whole numbers between commas, ``count`` of them if that is given; which ones make sense is for others to check.
+    ``wrong`` ends the message about a value that is none."""
+
+    def parse(_context: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        try:
+            found = tuple(int(number) for number in value.split(","))
+        except ValueError:
+            found = ()
+        if not found or len(found) != (count or len(found)):
+            raise click.BadParameter(f"{value!r} {wrong}")
+        return found
+
+    return parse
 
 
 def logit_bias(_context: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -84,7 +92,12 @@ GENERATION_OPTIONS = (
     click.option(
         "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."
     ),
-    click.option("--lookahead", metavar="W,N,G", callback=three_numbers, help="Window, n-gram size and guesses of the lookahead drafter."),
+    click.option(
+        "--lookahead",
+        metavar="W,N,G",
+        callback=numbers("is not three numbers with commas between, such as 4,3,2", 3),
+        help="Window, n-gram size and guesses of the lookahead drafter.",
+    ),
     click.option(
         "--exactness",
         type=click.Choice(["exact", "fast"]),

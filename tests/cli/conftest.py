@@ -26,11 +26,9 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has a cache folder of its own, so that no measurement of another run decides it."""
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("EDGESPEC_TRACEBACK", raising=False)
-    return tmp_path / "cache"
+    return cache
 
 
 @pytest.fixture

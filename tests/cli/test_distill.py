@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import click
@@ -47,13 +45,3 @@ def test_wrong_options_stop_before_any_work(edgespec: Run, tmp_path: Path, words
     assert_one_line_error(outcome, part)
     assert not (tmp_path / "draft").exists()
     assert not (tmp_path / "draft.work").exists()
-
-
-def test_missing_extras_say_what_to_install(edgespec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    find_spec = importlib.util.find_spec
-
-    def without_torch(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name == "torch" else find_spec(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", without_torch)
-    assert_one_line_error(edgespec("distill", "model", "-o", tmp_path / "draft"), "torch not installed", "edgespec[export]")

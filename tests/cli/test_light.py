@@ -12,7 +12,7 @@ from edgespec.cli.export import is_installed
 from tests.cli.conftest import Run, assert_one_line_error
 
 
-@pytest.mark.parametrize("words", [["export", "model", "-o"], ["quickstart", "-o"]])
+@pytest.mark.parametrize("words", [["export", "model", "-o"], ["quickstart", "-o"], ["distill", "model", "-o"]])
 def test_missing_extras_say_what_to_install(edgespec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
     find_spec = importlib.util.find_spec
 

@@ -123,10 +123,10 @@ def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> l
 
 @pytest.mark.parametrize("fastest", quickstart.LAYERS)
 def test_the_fastest_draft_is_kept(
-    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, own_cache: Path, fastest: int
+    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, cache: Path, fastest: int
 ) -> None:
     """Also in the place of the bundle of an earlier run; the others do not stay."""
-    kept = own_cache / "quickstart-bundle"
+    kept = cache / "quickstart-bundle"
     kept.mkdir(parents=True)
     (kept / "old").touch()
     (kept / MANIFEST_NAME).touch()
@@ -146,7 +146,7 @@ def test_the_fastest_draft_is_kept(
     assert data["texts_equal"] is True
     assert data["draft_tokens_per_s"][str(fastest)] == 200.0
     assert {"speedup", "tokens_per_pass", "speedups", "questions", "answers", "machine", "onnxruntime"} <= set(data)
-    assert [path for path in own_cache.iterdir() if path.name.startswith("quickstart-")] == [kept]
+    assert [path for path in cache.iterdir() if path.name.startswith("quickstart-")] == [kept]
 
 
 def test_drafts_are_timed_in_turns(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_the_table_for_a_person(edgespec: Run, exporter: list[tuple[str, str]], 
 
 
 def test_nothing_stays_of_an_export_that_fails(
-    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, own_cache: Path
+    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     def fail(_prepared: str, output: Path, **_: str) -> None:
         output.mkdir()
@@ -175,7 +175,7 @@ def test_nothing_stays_of_an_export_that_fails(
 
     monkeypatch.setattr("edgespec.export.write_bundle", fail)
     assert_one_line_error(edgespec("quickstart"), "parity missed")
-    assert list(own_cache.iterdir()) == []
+    assert list(cache.iterdir()) == []
     assert exporter == []
 
 

@@ -19,10 +19,8 @@ SETTINGS = Settings(threads=1, max_new_tokens=40, drafter="draft", draft_length=
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
-    return folder
+def own_cache(cache: Path) -> Path:
+    return cache
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import pytest
 
 from edgespec import __version__
 from edgespec.runtime.ort import LIBRARY_VARIABLE
+from tests.helpers.blocker import BLOCKER
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
 from tests.runtime.test_chatml import TEMPLATES
@@ -48,16 +49,9 @@ def gathered(out: Path) -> Path:
     return out
 
 
-IN_THE_APP = """
-import importlib.abc, json, sys
-
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top not in ("numpy", "edgespec"):
-            raise ModuleNotFoundError(f"{name} is blocked", name=name)
-
-sys.meta_path.insert(0, Blocker())
+IN_THE_APP = (
+    BLOCKER
+    + """
 folder, files = sys.argv[1:]
 sys.path.insert(0, folder)
 from edgespec.demo import android
@@ -79,6 +73,7 @@ import edgespec
 assert edgespec.__file__.startswith(folder), edgespec.__file__
 print(json.dumps(events))
 """
+)
 
 
 def test_what_goes_into_the_app_is_enough(tmp_path: Path) -> None:

@@ -229,8 +229,8 @@ def draft_along(head: Model, ids: np.ndarray, text: list[int], features: np.ndar
     return found
 
 
-def test_evaluation_is_of_real_decoding(made: Made, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("cache")
+def test_evaluation_is_of_real_decoding(made: Made, bundle: Path) -> None:
     questions = [question for question in held_questions(made.config) if question.category == "self-asked"][:1]
     measured = measure_bundle(made.config, bundle, questions, repetitions=1)
     assert list(measured.answers) == ["plain, fast", "plain", "ngram", "eagle:3", "ngram,eagle", "auto"]

@@ -40,10 +40,8 @@ def packages(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
-    return folder
+def own_cache(cache: Path) -> Path:
+    return cache
 
 
 @pytest.fixture(scope="module")

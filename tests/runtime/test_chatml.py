@@ -15,6 +15,7 @@ from edgespec.manifest import TokenizerSpec
 from edgespec.runtime import load
 from edgespec.runtime.ort import LIBRARY_VARIABLE
 from edgespec.runtime.text.chat_template import ChatTemplate
+from tests.helpers.blocker import BLOCKER
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
 
@@ -75,16 +76,9 @@ def test_what_is_not_needs_jinja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         template(tmp_path, OTHERS[name])
 
 
-BARE = """
-import importlib.abc, json, sys
-
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top not in ("numpy", "edgespec"):
-            raise ModuleNotFoundError(f"{name} is blocked", name=name)
-
-sys.meta_path.insert(0, Blocker())
+BARE = (
+    BLOCKER
+    + """
 import edgespec
 with edgespec.load(sys.argv[1], threads=1) as engine:
     chat = engine.chat()
@@ -92,6 +86,7 @@ with edgespec.load(sys.argv[1], threads=1) as engine:
     print(json.dumps({"ids": text.token_ids, "text": text.text, "stats": text.stats.as_dict()}))
     print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names)))
 """
+)
 
 
 def test_with_numpy_and_the_standard_library_alone(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -184,13 +184,6 @@ def test_refused_before_anything_runs(attention: Engine, options: dict[str, Any]
 
 
 def test_without_llguidance(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "llguidance":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UsageError, match=r"pip install 'edgespec\[structured\]'"):
         attention.generate("x", regex="a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,26 +22,23 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_attention_bundle(tmp_path_factory.mktemp("measured") / "b", draft_noise=0.1, capacity=4096, max_width=16)
 
 
-def benchmark(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EDGESPEC_CACHE": str(cache)}
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", *arguments], capture_output=True, text=True, env=environment, check=False
-    )
+def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "benchmarks.memory", *arguments], capture_output=True, text=True, check=False)
 
 
-def test_a_hundred_engines_leave_memory_flat(bundle: Path, cache: Path) -> None:
-    done = benchmark("engines", str(bundle), cache=cache)
+def test_a_hundred_engines_leave_memory_flat(bundle: Path) -> None:
+    done = benchmark("engines", str(bundle))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_random_budgets_are_kept(bundle: Path, cache: Path) -> None:
-    done = benchmark("budgets", str(bundle), "--count", "25", "--context", "1024", cache=cache)
+def test_random_budgets_are_kept(bundle: Path) -> None:
+    done = benchmark("budgets", str(bundle), "--count", "25", "--context", "1024")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_peak_is_predicted(bundle: Path, cache: Path) -> None:
+def test_the_peak_is_predicted(bundle: Path) -> None:
     """Within 8 MB, for a process that ran the self-test and filled its context."""
     settings = {"budget": 10**12, "context": 2048, "length": 3, "packs": False}
-    done = benchmark("worker", str(bundle), json.dumps(settings), cache=cache)
+    done = benchmark("worker", str(bundle), json.dumps(settings))
     found = json.loads(done.stdout)
     assert abs(found["plan"]["predicted_peak_bytes"] - found["peak_rss_bytes"]) < 8e6
