@@ -30,7 +30,7 @@ def decode(kind: Any, value: Any, where: str, field: str) -> Any:
     def wrong(expected: str) -> BundleError:
         return BundleError(f"{where}: {field or 'manifest'}: expected {expected}, found {short(value)}")
 
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise wrong("an object")
         hints = _hints(kind)
@@ -43,7 +43,7 @@ def decode(kind: Any, value: Any, where: str, field: str) -> Any:
             required = entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
             if required and name not in value:
                 raise BundleError(f"{where}: {prefix}{name}: missing")
-        return kind(**{name: decode(hints[name], item, where, prefix + name) for name, item in value.items()})  # type: ignore[operator]
+        return kind(**{name: decode(hints[name], item, where, prefix + name) for name, item in value.items()})
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else decode(next(arg for arg in args if arg is not type(None)), value, where, field)
