@@ -18,7 +18,7 @@ import click
 MEASURED = """
 import json, sys, time
 from pathlib import Path
-from edgespec.runtime.machine import peak_rss_bytes
+from edgespec.runtime.memory.measure import peak_rss_bytes
 from edgespec.runtime.text.bpe import BpeTokenizer
 before, started = peak_rss_bytes(), time.perf_counter()
 tokenizer = BpeTokenizer.open(Path(sys.argv[1]))

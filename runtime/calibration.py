@@ -38,7 +38,12 @@ def forget_exactness(key: str) -> None:
 
 def costs(key: str, measure: Callable[[], Costs]) -> Costs:
     """The stored costs, or new ones. Those of a busy machine serve now but not the next time."""
-    return _stored(f"costs-{key}.json", _costs_of) or _store(f"costs-{key}.json", measure())
+    return stored_costs(key) or _store(f"costs-{key}.json", measure())
+
+
+def stored_costs(key: str) -> Costs | None:
+    """What :func:`costs` would not measure again, if it is there."""
+    return _stored(f"costs-{key}.json", _costs_of)
 
 
 def forget_costs(key: str) -> None:

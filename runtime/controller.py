@@ -22,7 +22,7 @@ from typing import Protocol
 
 from edgespec.runtime.acceptance import HINT, Acceptance
 
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.02  # over plain decoding; less is within the noise of a shared machine
 IDLE = 0.98  # weight of what is known after a round in which nothing was learnt
 # What may be lost against plain decoding, in passes of one token: at the start, after gains, and besides as a share of the time.
 FIRST_CREDIT, MOST_CREDIT = 6.0, 30.0

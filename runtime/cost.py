@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
@@ -65,20 +66,22 @@ class RunningCosts:
         self._own: dict[int, collections.deque[float]] = {}
         self._correction: dict[int, float] = {}
         self._steps: dict[str, collections.deque[float]] = {}
+        self._step: dict[str, float] = {}
+        """Their medians."""
+        self._of_width = functools.cache(start.of_width)
 
     def of_width(self, width: int) -> float:
         """Milliseconds of a target pass of ``width`` tokens."""
-        return self.start.of_width(width) * self._speed * self._correction.get(width, 1.0)
+        return self._of_width(width) * self._speed * self._correction.get(width, 1.0)
 
     def of_draft(self, drafter: str, tokens: int) -> float:
         """Milliseconds in which a drafter makes so many tokens."""
-        found = self._steps.get(drafter)
-        step = statistics.median(found) if found and len(found) >= LEAST else self.start.draft_ms.get(drafter, LOOK_UP_MS)
-        return step * tokens
+        step = self._step.get(drafter)
+        return (self.start.draft_ms.get(drafter, LOOK_UP_MS) if step is None else step) * tokens
 
     def saw_pass(self, width: int, seconds: float) -> None:
         """A target pass of ``width`` tokens took so long."""
-        ratio = seconds * 1000 / self.start.of_width(width)
+        ratio = seconds * 1000 / self._of_width(width)
         self._pace.append(ratio)
         if len(self._pace) < LEAST:
             return
@@ -90,7 +93,10 @@ class RunningCosts:
 
     def saw_draft(self, drafter: str, tokens: int, seconds: float) -> None:
         """A drafter took so long for so many tokens, with everything around its model's passes."""
-        self._steps.setdefault(drafter, collections.deque(maxlen=RECENT)).append(seconds * 1000 / tokens)
+        found = self._steps.setdefault(drafter, collections.deque(maxlen=RECENT))
+        found.append(seconds * 1000 / tokens)
+        if len(found) >= LEAST:
+            self._step[drafter] = statistics.median(found)
 
 
 def measure(target: Model, drafts: Mapping[str, Callable[[], Model | RowHeads]]) -> Costs:

@@ -70,6 +70,7 @@ class Drafting:
         self._models = models
         self._tokenizer = tokenizer
         self._shared_ids: dict[str, tuple[SharedIds, Codec | None]] = {}
+        self._token_maps: dict[str, TokenMap | None] = {}
         self._capacity = capacity
         self._key = key
         self._before_measuring = before_measuring
@@ -87,18 +88,22 @@ class Drafting:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """Measured the first time that they are asked for on this machine."""
+        """Measured the first time that they are asked for on this machine; no model is loaded for those that are known."""
         self._before_measuring()
-        usable = self._usable
-        models: dict[str, Callable[[], Model | RowHeads]] = {}
-        for kind, name in usable.items():
-            get = self._models.get if self._manifest.models[name].layers else self._models.get_heads
-            models[kind] = functools.partial(get, name)
-        found = calibration.costs(self._costs_key, lambda: cost.measure(self._models.get("target"), models))
+        found = calibration.stored_costs(self._costs_key) or self._measured_costs()
         log.info(
             "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
         )
         return found
+
+    def _measured_costs(self) -> Costs:
+        for name in self._usable.values():
+            self._models.try_load([name])  # one for which there is no memory is not usable any more
+        models: dict[str, Callable[[], Model | RowHeads]] = {}
+        for kind, name in self._usable.items():
+            get = self._models.get if self._manifest.models[name].layers else self._models.get_heads
+            models[kind] = functools.partial(get, name)
+        return calibration.costs(self._costs_key, lambda: cost.measure(self._models.get("target"), models))
 
     @functools.cached_property
     def running_costs(self) -> RunningCosts:
@@ -107,9 +112,9 @@ class Drafting:
 
     @property
     def _usable(self) -> dict[str, str]:
-        """The models for which there is memory, by the kind of their drafter."""
+        """The models for which there is memory, as far as that is known, by the kind of their drafter."""
         kinds = {spec.kind: spec.model for spec in reversed(self._manifest.drafters) if spec.model is not None}
-        return {kind: name for kind, name in kinds.items() if kind in self.available and self._models.try_load([name])}
+        return {kind: name for kind, name in kinds.items() if kind in self.available}
 
     @property
     def _costs_key(self) -> str:
@@ -229,8 +234,12 @@ class Drafting:
         return lambda: target.features[:, where]
 
     def _token_map(self, kind: str) -> TokenMap | None:
-        name = drafters.model_names(kind, self._manifest)[0]
-        return read_token_map(self._path, self._manifest.models[name], self._manifest.target.vocab_size)
+        """One of the generation's own, since it holds a buffer. The file is read once."""
+        if kind not in self._token_maps:
+            spec = self._manifest.models[drafters.model_names(kind, self._manifest)[0]]
+            self._token_maps[kind] = read_token_map(self._path, spec, self._manifest.target.vocab_size)
+        found = self._token_maps[kind]
+        return None if found is None else TokenMap(found.ids, found.vocabulary)
 
     def _translator(self, kind: str) -> Translator:
         """From the target's ids to those of the model of a kind. It follows one text."""

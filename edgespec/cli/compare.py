@@ -7,9 +7,6 @@ from typing import Any
 from edgespec.bench.measure import BASE, PLAIN, Measured
 from edgespec.cli.output import table
 
-# What makes a gain worth the name: less than this is within the noise of a shared machine.
-LEAST_GAIN = 1.02
-
 ARMS: dict[str, dict[str, Any]] = {
     BASE: {"drafter": "none", "exactness": "fast"},
     PLAIN: {"drafter": "none", "exactness": "exact"},
@@ -33,6 +30,8 @@ def comparison_table(measured: Measured) -> str:
 
 def verdict(measured: Measured, arm: str) -> str:
     """One honest sentence about ``arm``, which also says on how many prompts its drafters were off in the end."""
+    from edgespec.runtime.controller import LEAST_GAIN
+
     speedup, answers = measured.speedup(arm), measured.answers[arm]
     passes = f"{measured.tokens_per_pass(arm):.2f} tokens per pass"
     text = (

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.runtime.controller import LEAST_GAIN
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.chances import MEMORY, Shares
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
-from edgespec.runtime.drafters.tree import LEAST_GAIN, TreeCosts
+from edgespec.runtime.drafters.tree import TreeCosts
 from edgespec.runtime.processors import Floats
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.tree import DraftTree

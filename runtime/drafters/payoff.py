@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LEAST_GAIN = 1.02
+from edgespec.runtime.controller import LEAST_GAIN
+
 START_GAIN = 1.3  # what is hoped for at first: the pool of n-grams has to fill before anything can come of it
 WEIGHT = 20.0  # of the hope, in rounds
 MEMORY = 0.97  # weight of the past after a round

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from edgespec.runtime.controller import LEAST_GAIN
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.chances import Chances
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
@@ -28,7 +29,6 @@ from edgespec.runtime.sampling import Guess
 from edgespec.tree import DraftTree
 
 CANDIDATES = 4  # most children of a node
-LEAST_GAIN = 1.02
 
 Guesser = Callable[[Sequence[Floats], Text, int], Sequence[Guess]]
 """From a row of logits [V] of each draft and the text before it to several tokens."""

@@ -10,9 +10,10 @@ since the system maps some of what lies around a page that is read, and behind t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,14 +43,21 @@ class Stored:
 
 
 class Merged:
-    """The file that is being written."""
+    """The file that is being written, from those of ``weights``."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, weights: Mapping[str, memoryview]) -> None:
         self._file = file
+        self._weights = weights
         self._places: dict[bytes, int] = {}
+        self._known: dict[tuple[str, Span], int] = {}
 
-    def add(self, data: memoryview) -> int:
-        """Where ``data`` is in the file; it is written if it is not there yet."""
+    def add(self, name: str, span: Span) -> int:
+        """Where the bytes of ``span`` of a file of weights are in this one; they are written if they are not there yet."""
+        if (name, span) not in self._known:
+            self._known[name, span] = self._place(_slice(self._weights[name], span))
+        return self._known[name, span]
+
+    def _place(self, data: memoryview) -> int:
         digest = hashlib.sha256(data).digest()
         if digest not in self._places:
             self._file.write(bytes(-self._file.tell() % PAGE if len(data) >= PAGE else -self._file.tell() % 64))
@@ -68,19 +76,19 @@ def merge(folder: Path, names: Sequence[str], into: str) -> None:
     weights = {name: _mapped(folder / f"{name}.bin") for name in names}
     stored = {name: [_stored(tensor) for tensor in _tensors(graph)] for name, graph in graphs.items()}
     with (folder / into).open("wb") as file:
-        merged = Merged(file)
-        everything = [(weights[name], tensor) for name in names for tensor in stored[name] if tensor is not None]
-        for data, tensor in everything:
+        merged = Merged(file, weights)
+        everything = [(name, tensor) for name in names for tensor in stored[name] if tensor is not None]
+        for name, tensor in everything:
             if not tensor.packs:
-                merged.add(_slice(data, tensor.span))
-        for data, tensor in everything:
+                merged.add(name, tensor.span)
+        for name, tensor in everything:
             for _, blobs in tensor.packs.values():
                 for span, _ in blobs:
-                    merged.add(_slice(data, span))
-        for data, tensor in everything:
-            merged.add(_slice(data, tensor.span))
+                    merged.add(name, span)
+        for name, tensor in everything:
+            merged.add(name, tensor.span)
         for name in names:
-            (folder / f"{name}.onnx").write_bytes(_changed(graphs[name], weights[name], merged, into))
+            (folder / f"{name}.onnx").write_bytes(_changed(graphs[name], functools.partial(merged.add, name), into))
     for name in names:
         weights[name].release()
         (folder / f"{name}.bin").unlink()
@@ -126,16 +134,16 @@ def _blob(written: str) -> tuple[Span, str]:
     return (int(offset), int(length)), ";".join(more)
 
 
-def _changed(graph: memoryview, data: memoryview, merged: Merged, into: str) -> bytes:
-    """``graph`` with the places of the merged file."""
+def _changed(graph: memoryview, place: Callable[[Span], int], into: str) -> bytes:
+    """``graph`` with the places in the merged file ``into``."""
 
     def tensor(value: memoryview) -> bytes:
         stored = _stored(value)
         if stored is None:
             return bytes(value)
-        places = {"location": into, "offset": str(merged.add(_slice(data, stored.span)))}
+        places = {"location": into, "offset": str(place(stored.span))}
         for name, (key, blobs) in stored.packs.items():
-            written = (";".join([str(merged.add(_slice(data, span))), str(span[1]), *([more] if more else [])]) for span, more in blobs)
+            written = (";".join([str(place(span)), str(span[1]), *([more] if more else [])]) for span, more in blobs)
             places[name] = "|".join([key, *written])
 
         def entry(pair: memoryview) -> bytes:

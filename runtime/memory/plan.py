@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,6 +113,7 @@ class Footprint:
         self._manifest = manifest
         self._held = held
         self._packs = False
+        self._weights: dict[str, GraphWeights] = {}
 
     def with_packs(self) -> Footprint:
         """The same with packed weights as pages of files (:mod:`edgespec.runtime.memory.pack_cache`)."""
@@ -121,11 +121,13 @@ class Footprint:
         other._packs = True
         return other
 
-    @functools.cached_property
+    @property
     def weights(self) -> dict[str, GraphWeights]:
-        """Read when first needed: without a budget nothing depends on them."""
-        names = ("target", *self.widest().drafts)
-        return {name: read_weights(self._bundle / self._manifest.models[name].graph) for name in names}
+        """Read once, for this and :meth:`with_packs`, when first needed: without a budget nothing depends on them."""
+        if not self._weights:
+            names = ("target", *self.widest().drafts)
+            self._weights.update((name, read_weights(self._bundle / self._manifest.models[name].graph)) for name in names)
+        return self._weights
 
     def widest(self, context: int | None = None, draft_window: int | None = None) -> Settings:
         """The settings without any budget: everything that the bundle has, or as much as is asked for.

@@ -90,6 +90,14 @@ def test_what_is_not_asked_for_is_not_measured(attention_bundle: Path, measureme
         assert measurements == {"exactness": 1, "costs": 1}
 
 
+def test_known_costs_load_no_draft(attention_bundle: Path, measurements: dict[str, int]) -> None:
+    look(attention_bundle)
+    with load(attention_bundle, threads=1) as engine:
+        engine.generate("hi", drafter="ngram", max_new_tokens=4)
+        assert list(engine._models.loaded) == ["target"]
+    assert measurements["costs"] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
