@@ -66,7 +66,7 @@ def examine(bundle: Path | None = None, on_provider: Callable[[str], None] = lam
         instructions=instruction_sets(),
         threads=default_threads(),
         onnxruntime=runtime.__version__,
-        build=runtime.get_build_info() if hasattr(runtime, "get_build_info") else str(getattr(runtime, "path", "a C library")),
+        build=runtime.get_build_info() if hasattr(runtime, "get_build_info") else "a C library",
         telemetry=_telemetry(),
         providers=tuple(reports),
     )

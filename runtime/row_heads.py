@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgespec.errors import BundleError, RuntimeFailure
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.rows import Floats
-from edgespec.runtime.session import Choice, first_line, make_session
+from edgespec.runtime.session import Choice, failure, make_session
 
 
 class RowHeads:
@@ -43,7 +43,7 @@ class RowHeads:
         """Tokens [R, heads, ranks], the likeliest first, for rows of hidden states [R, F].
 
         Raises:
-            RuntimeFailure: ONNX Runtime refuses the pass, or an id is none of the vocabulary.
+            RuntimeFailure: ONNX Runtime refuses the pass, or an id is none of the vocabulary; OutOfMemory where that is why.
         """
         given = np.ascontiguousarray(features, np.float32)
         found = np.zeros((len(given), self.heads, self.ranks), np.int64)
@@ -54,7 +54,7 @@ class RowHeads:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
-            raise RuntimeFailure(f"{self._graph}: a pass over {len(features)} rows failed: {first_line(error)}") from error
+            raise failure(f"{self._graph}: a pass over {len(features)} rows failed", error) from error
         self.run_seconds += time.perf_counter() - started
         self.passes += 1
         if found.size and (found.min() < 0 or found.max() >= self.spec.vocab_size):

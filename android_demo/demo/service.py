@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
 import threading
@@ -146,7 +147,7 @@ class Service:
         """The event that says everything."""
         with self._lock:
             messages = [{**message, "parts": list(message["parts"])} for message in self._shown]
-        settings = {name: getattr(self._settings, name) for name in Settings.__dataclass_fields__}
+        settings = dataclasses.asdict(self._settings)
         return {
             "type": "state",
             "version": __version__,
@@ -277,7 +278,7 @@ class Service:
                 self._settings = before
                 self._open(path)
                 raise
-        self._storage.write("settings", {name: getattr(settings, name) for name in Settings.__dataclass_fields__})
+        self._storage.write("settings", dataclasses.asdict(settings))
 
     def _clear(self) -> None:
         with self._lock:

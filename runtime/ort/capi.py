@@ -197,7 +197,6 @@ class AssignedNode:
     """A node by its operator."""
 
     def __init__(self, api: Api, handle: int) -> None:
-        self.name = api.text("EpAssignedNode_GetName", handle)
         self.op_type = api.text("EpAssignedNode_GetOperatorType", handle)
 
 

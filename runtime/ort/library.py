@@ -45,11 +45,11 @@ def open_library(path: str) -> Library:
     get_base.restype = ctypes.POINTER(OrtApiBase)
     base = get_base().contents
     version = base.GetVersionString().decode("ascii", "replace")
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    numbers = tuple(map(int, found.groups())) if found else ()
+    if numbers < OLDEST:
         raise RuntimeFailure(f"{path}: is ONNX Runtime {version}; edgespec needs {'.'.join(map(str, OLDEST))} or newer")
     table = base.GetApi(API_VERSION)
     if not table:
         raise RuntimeFailure(f"{path}: ONNX Runtime {version} no longer has version {API_VERSION} of its C API; upgrade edgespec")
-    younger = int(numbers[2]) >= ASSIGNMENT_VERSION or int(numbers[1]) > 1
-    return Library(library, Api(table, tells_assignment=younger), version)
+    return Library(library, Api(table, tells_assignment=numbers >= (1, ASSIGNMENT_VERSION)), version)

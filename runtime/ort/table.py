@@ -70,7 +70,6 @@ ASSIGNMENT_FUNCTIONS: dict[str, tuple[int, tuple[Any, ...]]] = {
     "Session_GetEpGraphAssignmentInfo": (407, (Handle, Out, Out)),
     "EpAssignedSubgraph_GetEpName": (408, (Handle, Out)),
     "EpAssignedSubgraph_GetNodes": (409, (Handle, Out, Out)),
-    "EpAssignedNode_GetName": (410, (Handle, Out)),
     "EpAssignedNode_GetOperatorType": (412, (Handle, Out)),
 }
 """Which provider has which nodes. Everything in the answers belongs to the session."""

@@ -64,12 +64,12 @@ def _in_turn(steps: Iterable[Cut], words: list[str], begins: bool) -> list[str]:
 
 
 def _byte_level(prefix_space: bool, use_regex: bool) -> Cut:
-    find = compile_pattern(GPT2_WORDS).findall
+    find = compile_pattern(GPT2_WORDS).findall if use_regex else None
 
     def cut(words: list[str], _begins: bool) -> list[str]:
         if prefix_space:
             words = [word if word.startswith(" ") else " " + word for word in words]
-        return [part for word in words for part in find(word)] if use_regex else words
+        return [part for word in words for part in find(word)] if find else words
 
     return cut
 
