@@ -132,6 +132,14 @@ class StaticProfile:
 
 
 @dataclasses.dataclass(frozen=True)
+class Variant:
+    """A model once more, as a ``graph`` for passes of any width that other providers can run (docs/providers.md). It points into the
+    model's own files of weights."""
+
+    graph: str
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """One model of the bundle: a graph that obeys the graph contract of docs/architecture.md.
 
@@ -146,7 +154,7 @@ class ModelSpec:
     file that gives the target's id for each of the model's own, int32, where these differ; for a draft model it is -1 where
     the target has no such token. ``tokenizer`` is a draft model's own, where it cuts text otherwise than the target's.
     ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``profiles`` are other graphs
-    of the same model by name, such as "npu".
+    of the same model by name, of fixed shapes, such as "npu"; ``variants`` those for passes of any width, such as "webgpu".
     """
 
     architecture: str
@@ -170,6 +178,7 @@ class ModelSpec:
     tokenizer: TokenizerSpec | None = None
     accuracy: tuple[tuple[float, ...], ...] | None = None
     profiles: dict[str, StaticProfile] | None = None
+    variants: dict[str, Variant] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

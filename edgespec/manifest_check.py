@@ -82,6 +82,10 @@ class _Checks:
         for profile, static in (model.profiles or {}).items():
             self._name(profile, f"{field}.profiles")
             self._profile(static, model, f"{field}.profiles.{plain(profile)}")
+        for profile, variant in (model.variants or {}).items():
+            self._name(profile, f"{field}.variants")
+            self.need(profile not in (model.profiles or {}), f"{field}.variants", profile, "is also the name of a static profile")
+            self.need_file(variant.graph, f"{field}.variants.{plain(profile)}.graph")
         for width, cost in (model.pass_ms or {}).items():
             self.need(bool(WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             self.need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")

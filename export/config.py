@@ -12,7 +12,7 @@ WEIGHT_TYPES = ("int4", "int8", "mixed", "keep", "fp32")
 METHODS = ("gptq", "search", "rtn")
 DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
-PROFILES = ("cpu", "npu")
+PROFILES = ("cpu", "webgpu", "npu")
 NPU_WIDTHS = (1, 5, 64)
 LAYERS_PREFIX, SELF = "layers:", "self"
 
@@ -29,7 +29,7 @@ class ExportConfig:
     in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
-    ``profiles`` are graphs to add to the one that every model has, "npu" or nothing ("cpu" stands for that one). ``npu_widths`` are the
+    ``profiles`` are graphs to add to the one that every model has, "webgpu" or "npu" ("cpu" stands for that one). ``npu_widths`` are the
     numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
     ``ort_format`` writes graphs in ONNX Runtime's own format.
     ``taps`` are hidden states that the target gives besides those that heads read (:mod:`edgespec.export.passes.tap_features`).

@@ -56,7 +56,10 @@ def _converted(folder: Path, spec: ModelSpec) -> ModelSpec:
         )
         for name, profile in spec.profiles.items()
     }
-    return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles)
+    variants = spec.variants and {
+        name: dataclasses.replace(variant, graph=_save(folder, variant.graph)) for name, variant in spec.variants.items()
+    }
+    return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles, variants=variants)
 
 
 def _save(folder: Path, graph: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from edgespec import __version__
 from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, UsageError
-from edgespec.export import ort_format, parity, static_profile
+from edgespec.export import ort_format, parity, profile_proof, static_profile
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, SELF, ExportConfig, ExportReport, drafts_of, early_exit_layers
@@ -29,19 +30,20 @@ from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.measure import measure_target
-from edgespec.export.passes import pipeline, static_pipeline
+from edgespec.export.passes import Pipeline, pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, choose
 from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.standins import dense_experts
-from edgespec.export.static_profile import NPU, static_sizes, write_graphs
+from edgespec.export.static_profile import static_sizes, write_graphs
 from edgespec.export.stored import StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty, matrix_names, tied_names
 from edgespec.export.trace.windows import check_windows
+from edgespec.export.variants import STYLES, write_variant
 from edgespec.export.vocabulary import OtherVocabulary, other_vocabulary
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
@@ -58,6 +60,7 @@ from edgespec.manifest import (
 )
 from edgespec.runtime.features import columns
 from edgespec.runtime.memory.measure import peak_rss_bytes, return_freed_memory
+from edgespec.runtime.providers import NPU
 from edgespec.staging import check_output, staged
 
 WEIGHTS_FILE = "weights.bin"
@@ -181,15 +184,21 @@ def _write_model(
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
     ir.save(model, folder / f"{name}.onnx")
+
+    def write(passes: Pipeline, file: str) -> None:
+        other = decoder.traced.model.clone()
+        passes(other)
+        weights.fill(other.graph, decoder.checkpoint, None, choice.ready, choice.method)
+        weights.flush()
+        ir.save(other, folder / file)
+
     profiles = None
     if NPU in config.profiles:
-        pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in static_sizes(config.npu_widths, prepared.capacity)}
-
-        def fill(graph: ir.Graph) -> None:
-            weights.fill(graph, decoder.checkpoint, None, choice.ready, choice.method)
-
-        profiles = {NPU: write_graphs(folder, name, decoder.traced.model, pipelines, fill)}
-        weights.flush()
+        sizes = static_sizes(config.npu_widths, prepared.capacity)
+        pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in sizes}
+        profiles = {NPU: write_graphs(name, pipelines, write)}
+    styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
+    variants = {profile: write_variant(name, profile, styled, write) for profile in dict.fromkeys(config.profiles) if profile in STYLES}
     origin, traced = decoder.checkpoint.origin, decoder.traced
     token_ids, tokenizer = decoder.vocabulary.save(folder, name) if decoder.vocabulary else (None, None)
     spec = ModelSpec(
@@ -208,6 +217,7 @@ def _write_model(
         hidden_states=len(taps) * traced.hidden_size or None,
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
         profiles=profiles,
+        variants=variants or None,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
@@ -289,9 +299,9 @@ def _prove(
             decoder.proven[key] = parity.check(name, graph, spec, stored, original, sequences)
     fidelity = decoder.proven[key]
     parity.require(name, fidelity, kind, config.max_kl)
-    if spec.profiles:
-        with _step(f"{name}: comparing the profiles", config.quiet):
-            static_profile.prove(graph.parent, spec, kind, name, sequences)
+    for profile in (*(spec.profiles or {}), *(spec.variants or {})):
+        with _step(f"{name}: comparing the {profile} profile", config.quiet):
+            profile_proof.prove(graph.parent, spec, kind, name, profile, sequences)
     return dataclasses.replace(spec, fidelity=fidelity)
 
 

@@ -15,7 +15,7 @@ from edgespec.bundle import describe_file, open_bundle
 from edgespec.errors import UsageError
 from edgespec.manifest import MANIFEST_NAME, Compiled, Manifest, ModelSpec, StaticProfile, parse_manifest
 from edgespec.runtime.placement import Placement, Placements
-from edgespec.runtime.providers import DYNAMIC
+from edgespec.runtime.providers import NPU
 from edgespec.runtime.session import make_session
 from edgespec.runtime.static_model import SHARE_CONTEXTS
 from edgespec.staging import check_output, staged
@@ -43,7 +43,7 @@ def compile_bundle(
     check_output(output, force)
     manifest = open_bundle(bundle)
     place = Placements.of(provider, 1, options).of_model("target")
-    if place.profile == DYNAMIC:
+    if place.profile != NPU:
         raise UsageError(f"{provider} runs the graph for passes of any width, which is not compiled ahead of time; name another provider")
     profiles = {name: (spec.profiles or {}).get(place.profile) for name, spec in manifest.models.items()}
     found = {name: profile for name, profile in profiles.items() if profile is not None}

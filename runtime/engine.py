@@ -107,7 +107,7 @@ def load(
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
-        profile: which of the bundle's graphs to run, "cpu" or "npu", also by model; by default the one that the provider can.
+        profile: which of the bundle's graphs to run, "cpu", "webgpu" or "npu", also by model; by default the one that the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
         ngram_corpus: a text file in which the n-gram drafter looks for continuations, besides prompt and text.
         pack_cache: keep packed weights in the user's cache folder, as files that are mapped (:mod:`edgespec.runtime.memory.pack_cache`).

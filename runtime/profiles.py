@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -11,8 +12,10 @@ from edgespec.errors import BundleError
 from edgespec.manifest import Manifest, ModelSpec
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.placement import Placement
-from edgespec.runtime.providers import DYNAMIC
+from edgespec.runtime.providers import DYNAMIC, provider
 from edgespec.runtime.static_model import StaticModel
+
+log = logging.getLogger(__name__)
 
 
 def with_profiles(manifest: Manifest, profiles: Mapping[str, str]) -> Manifest:
@@ -21,8 +24,16 @@ def with_profiles(manifest: Manifest, profiles: Mapping[str, str]) -> Manifest:
     Raises:
         BundleError: a model has no such profile.
     """
-    specs = {name: spec if profiles[name] == DYNAMIC else static_spec(spec, profiles[name], name) for name, spec in manifest.models.items()}
+    specs = {name: profile_spec(spec, profiles[name], name) for name, spec in manifest.models.items()}
     return dataclasses.replace(manifest, models=specs)
+
+
+def profile_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
+    """The model ``name`` with what is true of the graphs of this profile."""
+    if profile == DYNAMIC:
+        return spec
+    variant = (spec.variants or {}).get(profile)
+    return static_spec(spec, profile, name) if variant is None else dataclasses.replace(spec, graph=variant.graph, pass_ms=None)
 
 
 def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
@@ -39,7 +50,10 @@ def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
 
 def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int, alone: bool = True, chunk: int = PREFILL_WIDTH) -> Model:
     """Load a model of a bundle; ``spec`` is that of :func:`with_profiles`. Graphs of fixed shapes have their own capacity and chunk."""
-    if place.profile == DYNAMIC:
+    caution = provider(place.providers[0].name).caution
+    if caution and place.profile == DYNAMIC:
+        log.warning("%s: %s", folder / spec.graph, caution)
+    if place.profile not in (spec.profiles or {}):
         return Model(
             folder / spec.graph,
             spec,

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import logging
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +18,8 @@ from edgespec.errors import UsageError
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.session import Choice, first_line
 
-log = logging.getLogger(__name__)
-
 DYNAMIC = "cpu"  # the profile that every bundle has: one graph for passes of any width
+NPU = "npu"  # the one of fixed shapes
 DEVICES = ("npu", "gpu", "cpu")  # of a plug-in that serves several, the first of these is taken unless one is named
 
 
@@ -35,7 +33,7 @@ class Provider:
         get: what to do where it is missing.
         plugin: the module that brings it, if it is a plug-in.
         profile: the graphs of a bundle that it can run.
-        caution: what is known to go wrong on it, said whenever it is chosen.
+        caution: what is known to go wrong on it with the graphs that every bundle has.
     """
 
     short: str
@@ -50,14 +48,16 @@ KNOWN = (
     Provider("cpu", "CPUExecutionProvider", "pip install onnxruntime"),
     Provider("cuda", "CUDAExecutionProvider", "pip uninstall onnxruntime, then pip install onnxruntime-gpu; needs an NVIDIA driver"),
     Provider("coreml", "CoreMLExecutionProvider", "pip install onnxruntime on macOS, whose wheel has it"),
-    Provider("qnn", "QNNExecutionProvider", "pip install onnxruntime-qnn", plugin="onnxruntime_qnn", profile="npu"),
+    Provider("qnn", "QNNExecutionProvider", "pip install onnxruntime-qnn", plugin="onnxruntime_qnn", profile=NPU),
     Provider("openvino", "OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),
     Provider(
         "webgpu",
         "WebGpuExecutionProvider",
         "pip install onnxruntime-ep-webgpu; needs a driver for Vulkan, Metal or D3D12",
         plugin="onnxruntime_ep_webgpu",
-        caution="its rotary embedding is said to ignore position_ids: draft trees would be verified wrongly; use drafters of chains only",
+        profile="webgpu",
+        caution="WebGPU's attention ignores position_ids where it rotates q and k itself, as this graph has it: draft trees would be "
+        "verified wrongly; export with --profile webgpu, or use drafters of chains only",
     ),
     Provider("dml", "DmlExecutionProvider", "pip install onnxruntime-directml, on Windows"),
     Provider("xnnpack", "XnnpackExecutionProvider", "build ONNX Runtime with --use_xnnpack; no package on PyPI has it"),
@@ -81,8 +81,6 @@ def choose(name: str, options: Mapping[str, str] | None = None) -> Choice:
         raise UsageError(f"providers: {word} is not installed (this onnxruntime has {', '.join(present())}): {wanted.get}")
     if device and (wanted.plugin is None or device not in DEVICES):
         raise UsageError(f"providers: {name}: only plug-ins have a device to choose, one of {', '.join(DEVICES)}")
-    if wanted.caution:
-        log.warning("%s: %s", wanted.short, wanted.caution)
     settings = tuple({**default_options(wanted), **(options or {})}.items())
     return Choice(wanted.name, settings, device_of(wanted, device) if _module(wanted) else None)
 

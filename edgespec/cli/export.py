@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = click.Choice(["int4", "int8", "mixed", "keep", "fp32"])
 METHODS = click.Choice(["gptq", "search", "rtn"])
+PROFILES = click.Choice(["cpu", "webgpu", "npu"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
 
 
@@ -39,7 +40,7 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
 @click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
 @click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
-@click.option("--profile", "profiles", multiple=True, type=click.Choice(["cpu", "npu"]), help="Graphs to add for other providers.")
+@click.option("--profile", "profiles", multiple=True, type=PROFILES, help="Graphs to add for other providers; several are fine.")
 @click.option(
     "--npu-widths",
     callback=numbers("are not numbers between commas, such as 1,5,64"),

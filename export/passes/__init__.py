@@ -57,9 +57,27 @@ class StaticSizes:
     capacity: int
 
 
-def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0, taps: Sequence[str] = ()) -> Pipeline:
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """What a graph for passes of any width is made of; the default is what the CPU's kernels run best.
+
+    Attributes:
+        packed: attention takes q, k and v as one tensor and rotates q and k itself; else rotary embedding is an operator of its own.
+        standard: products of float weights are operators of ONNX itself.
+    """
+
+    packed: bool = True
+    standard: bool = False
+
+
+CPU_STYLE = Style()
+
+
+def pipeline(
+    plan: Plan | Scheme | None, early_exit: int | None = None, capacity: int = 0, taps: Sequence[str] = (), style: Style = CPU_STYLE
+) -> Pipeline:
     """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers, ``capacity`` is the number of
-    positions that the cache can hold, ``taps`` are the hidden states that draft heads read."""
+    positions that the cache can hold, ``taps`` are the hidden states that draft heads read, ``style`` is what a provider wants."""
     plan = Plan.of(plan)
     cut = [EarlyExit(early_exit)] if early_exit is not None else []
     tapped = [TapFeatures(taps)] if taps else []
@@ -81,9 +99,9 @@ def pipeline(plan: Plan | Scheme | None, early_exit: int | None = None, capacity
         LowerRotary(),
         LowerAttention(),
         Tidy(),  # so that q and k of a layer, and all layers, have the very same angles
-        PackAttention(capacity),
+        PackAttention(capacity) if style.packed else TabulateAngles(capacity),
         LowerExperts(plan.default),
-        LowerWeights(plan),
+        LowerWeights(plan, standard=style.standard),
         Tidy(),  # what the rewrites left over
     )
 

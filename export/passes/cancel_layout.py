@@ -2,7 +2,7 @@
 
 1. ``Transpose(Transpose(x))`` whose permutations compose to the identity is x.
 2. ``Reshape(Reshape(x))`` is one Reshape.
-3. ``Reshape(x)`` to the shape that x has is x.
+3. ``Reshape(x)`` to the shape that x has is x; so is that of a vector to a vector.
 4. ``RMSNorm(Transpose(x))`` is ``Transpose(RMSNorm(x))`` while the last axis stays last, which lets 1 see the transpose.
 """
 
@@ -49,12 +49,19 @@ def _reshapes(graph: ir.Graph) -> bool:
             assert source is not None
             node.replace_input_with(0, source)
             changed = True
-        shape = static_shape(node.outputs[0])
-        if shape is not None and shape == static_shape(source) and shape.count(None) <= 1 and not node.outputs[0].is_graph_output():
+        shape, known = static_shape(node.outputs[0]), static_shape(source)
+        same = shape is not None and shape == known and shape.count(None) <= 1
+        if (same or (known is not None and len(known) == 1 and _flattens(node))) and not node.outputs[0].is_graph_output():
             replace_value(node.outputs[0], source)
             graph.remove(node, safe=True)
             changed = True
     return changed
+
+
+def _flattens(node: ir.Node) -> bool:
+    """Whether a Reshape makes a vector of whatever it is given."""
+    shape = ir.convenience.get_const_tensor(node.inputs[1])  # type: ignore[arg-type]
+    return shape is not None and shape.numpy().tolist() == [-1]
 
 
 def _norms(graph: ir.Graph) -> bool:

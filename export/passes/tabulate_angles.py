@@ -1,4 +1,5 @@
-"""Rotary angles are looked up by position, in place of sines and cosines of large numbers: an NPU computes in 16 bits."""
+"""Rotary angles are looked up by position, in place of sines and cosines of large numbers: an NPU computes in 16 bits, and WebGPU has no
+whole numbers of 64 bits to compute them from."""
 
 from __future__ import annotations
 

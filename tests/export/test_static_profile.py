@@ -27,6 +27,7 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.helpers.graphs import places
 
 WIDTHS = (1, 8, 16)
 ON_CPU = Placement(DEFAULT_PROVIDERS, 1, profile="npu")
@@ -110,13 +111,6 @@ def test_the_cache_can_be_filled_to_its_last_row(bundle: Path) -> None:
         model.run(IDS[:9], range(9), [-1] * 9)
 
 
-def places(graph: Path) -> set[tuple[str, str]]:
-    """File and offset of every weight of a graph."""
-    weights = onnx.load(graph, load_external_data=False).graph.initializer
-    entries = [{entry.key: entry.value for entry in weight.external_data} for weight in weights]
-    return {(entry["location"], entry["offset"]) for entry in entries if entry}
-
-
 def test_all_graphs_share_the_bytes_of_the_weights(report: ExportReport, bundle: Path) -> None:
     for path in bundle.glob("target.npu.*.onnx"):
         assert len(places(path)) > 10
@@ -193,8 +187,6 @@ def test_bad_widths(tmp_path: Path, llama: Path) -> None:
             export(llama, tmp_path / "bundle", profiles=("npu",), npu_widths=widths)
     with pytest.raises(CapacityError, match=f"--npu-widths: a pass of 128 tokens is wider than the cache of {CAPACITY}"):
         export(llama, tmp_path / "bundle", profiles=("npu",), npu_widths=(1, 5, 128))
-    with pytest.raises(UsageError, match="--profile: 'tpu' is unknown"):
-        export(llama, tmp_path / "bundle", profiles=("tpu",))
 
 
 def test_a_profile_that_the_bundle_does_not_have(pair: ExportReport) -> None:

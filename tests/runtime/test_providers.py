@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -15,7 +16,7 @@ from edgespec.errors import RuntimeFailure, UsageError
 from edgespec.manifest import read_manifest
 from edgespec.runtime import load, providers
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placements
+from edgespec.runtime.placement import Placement, Placements
 from edgespec.runtime.profiles import open_model
 from edgespec.runtime.providers import KNOWN, Provider
 from edgespec.runtime.session import CPU, Choice
@@ -117,13 +118,16 @@ def test_models_without_graphs_for_the_provider_of_all_stay_on_the_cpu(monkeypat
     assert names(Placements.of("qnn,eagle=coreml").with_usual_graphs(["eagle"]), "eagle") == ["CoreMLExecutionProvider"]
 
 
-def test_what_is_known_to_go_wrong_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(providers, "is_present", lambda _: True)
-    monkeypatch.setattr(providers, "_module", lambda _: None)
-    providers.choose("coreml")
-    assert not caplog.records
-    providers.choose("webgpu")
-    assert "draft trees would be verified wrongly" in caplog.text
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_what_is_known_to_go_wrong_is_said(attention_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the provider then does not start, as here."""
+    spec = read_manifest(attention_bundle).target
+    for name, profile, said in (("cuda", "cpu", False), ("webgpu", "cpu", True)):
+        caplog.clear()
+        place = Placement((Choice(providers.provider(name).name),), 1, profile=profile)
+        with contextlib.suppress(RuntimeFailure):
+            open_model(attention_bundle, spec, place, capacity=16)
+        assert ("draft trees would be verified wrongly" in caplog.text) == said
 
 
 def test_measurements_belong_to_a_placement() -> None:
@@ -194,7 +198,8 @@ def other(request: pytest.FixtureRequest) -> str:
 def test_another_provider_computes_what_the_cpu_does(attention_bundle: Path, other: str) -> None:
     """Passes of the same shape again and again: of inputs that are bound once, a provider may have the copy of the first pass."""
     spec = read_manifest(attention_bundle).target
-    cpu, model = (open_model(attention_bundle, spec, Placements.of(name, 1).of_model("target"), capacity=64) for name in ("cpu", other))
+    places = (Placements.of(name, 1, profile="cpu").of_model("target") for name in ("cpu", other))
+    cpu, model = (open_model(attention_bundle, spec, place, capacity=64) for place in places)
     tokens = np.random.default_rng(0).integers(0, 256, 40).tolist()
     for size in (1, 5, 1, 1, 5, 5, 1):
         start = cpu.length
@@ -209,7 +214,7 @@ def test_another_provider_computes_what_the_cpu_does(attention_bundle: Path, oth
 def test_speculation_on_another_provider_writes_its_plain_text(attention_bundle: Path, other: str) -> None:
     """Whole pairs on it, and pairs of it and the CPU."""
     for placed in (other, f"target={other},draft=cpu", f"target=cpu,draft={other}"):
-        with load(attention_bundle, providers=placed, threads=1) as engine:
+        with load(attention_bundle, providers=placed, threads=1, profile="cpu") as engine:
             plain = engine.generate(PROMPT, drafter="none", max_new_tokens=40)
             for drafter in ("ngram", "draft"):
                 found = engine.generate(PROMPT, drafter=drafter, draft_length=3, max_new_tokens=40)

@@ -1,0 +1,14 @@
+"""What is in the graphs of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+
+def places(graph: Path) -> set[tuple[str, str]]:
+    """File and offset of every weight of a graph."""
+    weights = onnx.load(graph, load_external_data=False).graph.initializer
+    entries = [{entry.key: entry.value for entry in weight.external_data} for weight in weights]
+    return {(entry["location"], entry["offset"]) for entry in entries if entry}
