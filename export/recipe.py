@@ -67,6 +67,12 @@ class Recipe:
     part: str = "float"
     layout: tuple[Layout, ...] = ()
 
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A source after ``layout``."""
+        for step in self.layout:
+            tensor = step.apply(tensor)
+        return tensor
+
     def quantised(self, scheme: Scheme, part: str) -> Recipe:
         return dataclasses.replace(self, scheme=scheme, part=part)
 

@@ -47,7 +47,7 @@ class StoredWeights:
         recipe = self._made.get(name)
         if recipe is None:
             return self._checkpoint.read_float(name)
-        laid_out = [_laid_out_shape(recipe, self._shapes[source]) for source in recipe.sources]
+        laid_out = [recipe.laid_out(torch.empty(self._shapes[source], device="meta")).shape for source in recipe.sources]
         position = recipe.sources.index(name)
         lengths = [shape[0] for shape in laid_out]
         row_shape = laid_out[position][1:]
@@ -74,13 +74,6 @@ class StoredWeights:
         assert end * row <= place.length, (recipe, part, place)
         count = (end - start) * width
         return torch.from_numpy(np.fromfile(self._path, dtype, count, offset=place.offset + start * row)).view(end - start, width)
-
-
-def _laid_out_shape(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
-    tensor = torch.empty(shape, device="meta")
-    for step in recipe.layout:
-        tensor = step.apply(tensor)
-    return tuple(tensor.shape)
 
 
 def _undone(recipe: Recipe, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

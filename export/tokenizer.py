@@ -9,16 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint import Checkpoint
 from edgespec.manifest import TokenizerSpec
+from edgespec.runtime.text.bpe.decoders import letter_bytes
 
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 class Tokenizer:
@@ -137,8 +136,9 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
 
 
 def _spelling(token: str, byte_level: bool) -> bytes:
-    if byte_level and all(char in BYTES for char in token):
-        return bytes(BYTES[char] for char in token)
+    letters = letter_bytes()
+    if byte_level and all(char in letters for char in token):
+        return bytes(letters[char] for char in token)
     if BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])
     return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode("utf-8", "surrogatepass")

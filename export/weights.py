@@ -105,7 +105,7 @@ def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: s
         found = [quantised for name in recipe.sources if (quantised := ready(name, scheme)) is not None]
         if len(found) == len(recipe.sources):
             return _parts(join(found))
-    tensors = [_laid_out(checkpoint.read_float(name), recipe) for name in recipe.sources]
+    tensors = [recipe.laid_out(checkpoint.read_float(name)) for name in recipe.sources]
     joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     del tensors
     if recipe.offset:
@@ -117,9 +117,3 @@ def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: s
 
 def _parts(quantised: Quantised) -> dict[str, np.ndarray]:
     return {"data": quantised.data.numpy(), "scales": quantised.scales.numpy(), "zero_points": quantised.zero_points.numpy()}
-
-
-def _laid_out(tensor: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    for step in recipe.layout:
-        tensor = step.apply(tensor)
-    return tensor

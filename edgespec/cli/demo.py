@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import webbrowser
 from pathlib import Path
 
 import click
@@ -40,6 +39,8 @@ def demo(bundle: Path, port: int, browser: bool, memory_budget: str, threads: in
             click.echo(server.url)
             click.echo("Open this address in a browser on this machine. Ctrl-C ends.", err=True)
             if browser:
+                import webbrowser
+
                 threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
             while True:
                 time.sleep(3600)  # until Ctrl-C or a polite kill

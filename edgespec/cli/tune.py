@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.bench.charts import check_chart_file, write_tuning_chart
 from edgespec.bench.prompts import OWN, read_prompts
-from edgespec.bench.tune import DrafterTuning, Tuning, runs_of
-from edgespec.bench.tune import tune as tune_engine
 from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.options import ENGINE_OPTIONS, open_engine, with_options
 from edgespec.cli.output import facts, print_json, progress, table
+
+if TYPE_CHECKING:
+    from edgespec.bench.tune import DrafterTuning, Tuning
 
 
 @click.command(short_help="Find the drafter and draft length that pay here.")
@@ -29,6 +29,10 @@ def tune(bundle: Path, prompts: Path, questions: int | None, as_json: bool, plot
 
     What is found is kept: `run`, `chat` and the library begin with it.
     """
+    from edgespec.bench.charts import check_chart_file, write_tuning_chart
+    from edgespec.bench.tune import runs_of
+    from edgespec.bench.tune import tune as tune_engine
+
     asked = read_prompts(prompts, questions)
     if plot is not None:
         check_chart_file(plot, "--plot")

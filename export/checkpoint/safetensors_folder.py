@@ -93,13 +93,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return packed.values() if isinstance(packed, Packed) else packed
 
     def _raw(self, stored: str) -> torch.Tensor:
-        path = self._files[stored]
-        try:
-            with open_safetensors(path) as reader:
-                tensor: torch.Tensor = reader.get_tensor(stored)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: tensor {stored} cannot be read: {error}") from error
-        return tensor
+        return read_tensor(self._files[stored], stored)
 
 
 def open_safetensors(path: Path) -> Any:
@@ -110,6 +104,16 @@ def open_safetensors(path: Path) -> Any:
         raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, download it again") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
+
+
+def read_tensor(path: Path, name: str) -> torch.Tensor:
+    """A tensor of one file, by its stored name; CheckpointError when it is not there or not whole."""
+    try:
+        with open_safetensors(path) as reader:
+            tensor: torch.Tensor = reader.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
+    return tensor
 
 
 def locate(folder: Path) -> dict[str, Path]:

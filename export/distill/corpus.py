@@ -73,11 +73,10 @@ class Own:
 class Writer:
     """Writes shards with a target."""
 
-    def __init__(self, target: Target, config: DistillConfig, own: Own, on_tokens: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, target: Target, config: DistillConfig, own: Own) -> None:
         self._target = target
         self._config = config
         self._own = own
-        self._on_tokens = on_tokens
 
     def shard(self, number: int) -> tuple[list[Entry], dict[str, Any]]:
         """Texts and statistics of a shard."""
@@ -116,7 +115,7 @@ class Writer:
         seeds = [(self._config.seed, shard, ASKING, index) for index in range(count)]
         most = min(QUESTION_TOKENS, self._config.answer_tokens)
         plantings = [Planting(start, len(start), most, 1.0, seed) for start, seed in zip(starts, seeds, strict=True)]
-        texts = self._target.grow(plantings, questions=True, on_tokens=self._on_tokens)
+        texts = self._target.grow(plantings, questions=True)
         head = len(self._target.question(""))
         found = [self._target.tokenizer.decode(text.tokens[head:].tolist()).strip() for text in texts if text.end != "loop"]
         return list(dict.fromkeys(question for question in found if question))
@@ -139,7 +138,7 @@ class Writer:
             kept.append(prompt)
             plantings.append(Planting(tokens, len(tokens), most, prompt.temperature, (self._config.seed, *purpose, index)))
         found = []
-        for prompt, text in zip(kept, self._target.grow(plantings, on_tokens=self._on_tokens), strict=True):
+        for prompt, text in zip(kept, self._target.grow(plantings), strict=True):
             usable, reason = _usable(text)
             if reason:
                 dropped[reason] += 1
@@ -150,7 +149,7 @@ class Writer:
 
     def _pieces(self, pieces: Sequence[Piece]) -> list[Entry]:
         plantings = [Planting(piece, 1) for piece in pieces]
-        return [Entry(text, "text", False) for text in self._target.grow(plantings, on_tokens=self._on_tokens)]
+        return [Entry(text, "text", False) for text in self._target.grow(plantings)]
 
 
 def _usable(text: Text) -> tuple[Text | None, str]:

@@ -28,7 +28,7 @@ def arms(config: DistillConfig) -> dict[str, dict[str, Any]]:
     return arms_of(["ngram", f"{drafter}:{config.steps}", f"ngram,{drafter}", "auto"])
 
 
-def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> list[Question]:
+def held_questions(config: DistillConfig) -> list[Question]:
     """Prompts that nothing was trained on, so many of each category; the package's own where no corpus is left."""
     work = Workplace(config.output)
     if HELD not in work.shards():
@@ -37,7 +37,7 @@ def held_questions(config: DistillConfig, per_category: int = PER_CATEGORY) -> l
     found: dict[str, list[Question]] = {}
     for category, prompt in zip(shard.categories, shard.prompts, strict=True):
         chosen = found.setdefault(category, [])
-        if prompt and len(chosen) < per_category:
+        if prompt and len(chosen) < PER_CATEGORY:
             chosen.append(Question(category, prompt))
     return [question for _, chosen in sorted(found.items()) for question in chosen]
 

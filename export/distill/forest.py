@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,6 @@ class _Branch:
 
     index: int
     planting: Planting
-    owner: int
     pending: list[int]
     tokens: list[int]
     rng: np.random.Generator
@@ -111,17 +110,13 @@ class Forest:
         vocabulary: ids from it on are no tokens.
         ends: tokens that end a text.
         slots: texts that grow side by side.
-        on_tokens: is told how many tokens were written, after each pass.
     """
 
-    def __init__(
-        self, model: Model, vocabulary: int, ends: frozenset[int], slots: int, on_tokens: Callable[[int], None] = lambda _: None
-    ) -> None:
+    def __init__(self, model: Model, vocabulary: int, ends: frozenset[int], slots: int) -> None:
         self._model = model
         self._vocabulary = vocabulary
         self._ends = ends
         self._slots = slots
-        self._on_tokens = on_tokens
         self._trunk: list[int] = []
         self._owners = np.zeros(0, np.int64)
         """Of each row behind the trunk, the text that it belongs to."""
@@ -165,7 +160,7 @@ class Forest:
     def _branch(self, index: int, planting: Planting) -> _Branch:
         tokens = [int(token) for token in planting.tokens]
         behind = len(self._trunk)
-        branch = _Branch(index, planting, index, tokens[behind:], tokens[:behind], np.random.default_rng(planting.seed))
+        branch = _Branch(index, planting, tokens[behind:], tokens[:behind], np.random.default_rng(planting.seed))
         if branch.needs > self._model.capacity:
             raise CapacityError(f"a text of {branch.needs} tokens does not fit into {self._model.capacity} cache rows")
         return branch
@@ -177,7 +172,7 @@ class Forest:
     def _make_room(self, live: Sequence[_Branch]) -> None:
         """Close up the rows of texts that have ended where they are a burden."""
         model, rows = self._model, len(self._owners)
-        used = np.isin(self._owners, [branch.owner for branch in live])
+        used = np.isin(self._owners, [branch.index for branch in live])
         idle = rows - int(used.sum())
         if idle and (idle > max(rows - idle, model.max_pass) or model.length + model.max_pass > model.capacity):
             model.keep_path(len(self._trunk), np.flatnonzero(used).tolist())
@@ -187,7 +182,7 @@ class Forest:
         """Run the next rows of all texts, take what they give, and choose the next tokens."""
         model, before = self._model, len(self._owners)
         counts = _shares([len(branch.pending) for branch in live], min(model.max_pass, model.capacity - model.length))
-        owners = np.repeat([branch.owner for branch in live], counts)
+        owners = np.repeat([branch.index for branch in live], counts)
         positions = np.concatenate([np.arange(len(b.tokens), len(b.tokens) + count) for b, count in zip(live, counts, strict=True)])
         self._owners = np.concatenate([self._owners, owners])
         self._positions = np.concatenate([self._positions, positions])
@@ -200,14 +195,13 @@ class Forest:
         first = model.length
         logits = model.run(tokens, asked, Hidden(len(self._trunk), mask, self._positions))
         likely, log_p = _likeliest(logits[:, : self._vocabulary])
-        at = written = 0
+        at = 0
         for branch, count, start, found in zip(live, counts, starts, wanted, strict=False):
             features = model.features[first + start : first + start + count]
             branch.features.append(np.clip(features, -LARGEST, LARGEST).astype(np.float16))
             given = slice(at, at + len(found))
-            written += self._take(branch, count, found, likely[given], log_p[given])
+            self._take(branch, count, found, likely[given], log_p[given])
             at += len(found)
-        self._on_tokens(written)
 
     def _wanted(self, branch: _Branch, count: int) -> list[int]:
         """Rows of the next ``count`` of a text whose logits are wanted: labelled ones, and the one behind which it goes on."""
@@ -217,23 +211,21 @@ class Forest:
 
     def _take(
         self, branch: _Branch, count: int, found: Sequence[int], likely: npt.NDArray[np.int32], log_p: npt.NDArray[np.float32]
-    ) -> int:
-        """Move ``count`` tokens from pending to run, with their labels, and choose the next. Returns the tokens written, 0 or 1."""
+    ) -> None:
+        """Move ``count`` tokens from pending to run, with their labels, and choose the next if the text goes on."""
         labelled = [i for i, row in enumerate(found) if len(branch.tokens) + row >= branch.planting.start]
         branch.likely.append(likely[labelled, :LABELS])
         branch.log_p.append(np.maximum(log_p[labelled, :LABELS], -LARGEST).astype(np.float16))
         branch.tokens += branch.pending[:count]
         del branch.pending[:count]
         if branch.pending or branch.room <= 0:
-            return 0
+            return
         answer = len(branch.tokens) - len(branch.planting.tokens)
         if answer and answer % LOOK == 0 and period_of(branch.tokens[-answer:]) is not None:
-            return 0
+            return
         token = _choose(likely[-1], log_p[-1], branch.planting.temperature, branch.rng)
-        if token in self._ends:
-            return 0
-        branch.pending.append(token)
-        return 1
+        if token not in self._ends:
+            branch.pending.append(token)
 
     def _text(self, branch: _Branch) -> Text:
         trunk = self._model.features[: len(self._trunk)]

@@ -34,7 +34,7 @@ from edgespec.export.heads.base import TargetShape
 from edgespec.export.pipeline import export_bundle, open_shape
 from edgespec.manifest import Manifest
 from edgespec.runtime.session import default_threads
-from edgespec.staging import staged
+from edgespec.staging import check_output, staged
 
 WRITING = 0.5  # share of the time that goes into text
 LEAST_TRAINING = 0.1  # share of the time that is left to training, however long the rest took
@@ -64,7 +64,9 @@ def distill(config: DistillConfig) -> DistillReport | None:
         ExportError: the output exists, or the disk is full.
         CapacityError: the target's context is too short.
     """
-    check_place(config.output)
+    if config.output.exists():
+        raise ExportError(f"{config.output}: exists already; choose another folder")
+    check_output(config.output, force=False)
     settings = config.settings()
     check_files(config)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -76,19 +78,7 @@ def distill(config: DistillConfig) -> DistillReport | None:
         run.export(settings)
     accelerator.wait_for_everyone()
     run.write_corpus()
-    accelerator.wait_for_everyone()
     return run.train()
-
-
-def check_place(output: Path) -> None:
-    """Raises:
-    ExportError: something is there, or its parent cannot be written.
-    """
-    if output.exists():
-        raise ExportError(f"{output}: exists already; choose another folder")
-    above = next(parent for parent in output.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ExportError(f"{output}: cannot be written, since {above} is not a folder that you may write to")
 
 
 def check_files(config: DistillConfig) -> None:

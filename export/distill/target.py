@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +58,10 @@ class Target:
         assert self._question is not None
         return self.tokenizer.encode(self._question[0] + opener, prefix=False)
 
-    def grow(
-        self, plantings: Sequence[Planting], *, questions: bool = False, on_tokens: Callable[[int], None] = lambda _: None
-    ) -> list[Text]:
+    def grow(self, plantings: Sequence[Planting], *, questions: bool = False) -> list[Text]:
         """The texts of ``plantings``, in their order; ``questions`` are those of users, which end where the user's turn ends."""
         ends = self.ends | {self._question[1]} if questions and self._question is not None else self.ends
-        forest = Forest(self.model, self.tokenizer.size, ends, self.slots, on_tokens)
+        forest = Forest(self.model, self.tokenizer.size, ends, self.slots)
         grown = dict(forest.grow(plantings))
         return [grown[index] for index in range(len(plantings))]
 

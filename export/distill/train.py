@@ -74,7 +74,6 @@ class Trainer:
         accelerator: the processes and devices.
         path: of the checkpoint.
         on_look: is told the state and the verdict after each evaluation.
-        on_step: is told the state after each step.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Trainer:
         accelerator: Accelerator,
         path: Path,
         on_look: Callable[[State, Verdict], None] = lambda *_: None,
-        on_step: Callable[[State], None] = lambda _: None,
     ) -> None:
         self._batches = batches
         self._held = held
@@ -96,7 +94,6 @@ class Trainer:
         self._accelerator = accelerator
         self._path = path
         self._on_look = on_look
-        self._on_step = on_step
         self.student = student.to(accelerator.device)
         decayed = [parameter for parameter in student.trained().values() if parameter.dim() > 1]
         others = [parameter for parameter in student.trained().values() if parameter.dim() <= 1]
@@ -104,6 +101,8 @@ class Trainer:
         self._optimiser = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS)
         self._wrapped = accelerator.prepare_model(student)
         self._best: dict[str, torch.Tensor] = {}
+        self._verdict: Verdict | None = None
+        """On the best state; None if an earlier run had it."""
         self._parts = 1
         self.state = State()
 
@@ -134,12 +133,11 @@ class Trainer:
             if looks or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
-            self._on_step(self.state)
         if self.state.looks[-1][0] != self.state.step:
             self._look()
         self._save()
         self.student.load_trained(self._best)
-        return judge(self.student, self._held)
+        return self._verdict or judge(self.student, self._held)
 
     def _stream(self) -> Iterator[list[Window]]:
         """This process's batches from where the training is, epoch after epoch."""
@@ -196,6 +194,7 @@ class Trainer:
         state.looks.append([float(state.step), round(state.seconds, 1), round(state.loss, 4), round(found, 4)])
         if not self._best or found > state.best + LEAST_GAIN:
             state.best, state.best_step, state.stale = found, state.step, 0
+            self._verdict = verdict
             self._best = {name: tensor.detach().clone() for name, tensor in self.student.trained().items()}
         else:
             state.stale += 1

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint.base import Origin
 from edgespec.export.checkpoint.resolve import licence_of
-from edgespec.export.checkpoint.safetensors_folder import INDEX, SINGLE, locate, open_safetensors
+from edgespec.export.checkpoint.safetensors_folder import INDEX, SINGLE, locate, open_safetensors, read_tensor
 from edgespec.hub import download, is_hub_id
 
 ALWAYS = ["config.json", "README.md"]
@@ -93,14 +93,6 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _safetensors(files: Mapping[str, Path]) -> Tensors:
-    def read(name: str) -> torch.Tensor:
-        try:
-            with open_safetensors(files[name]) as reader:
-                tensor: torch.Tensor = reader.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{files[name]}: tensor {name} cannot be read: {error}") from error
-        return tensor
-
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(set(files.values())):
         with open_safetensors(path) as reader:
@@ -108,7 +100,7 @@ def _safetensors(files: Mapping[str, Path]) -> Tensors:
                 shapes |= {name: tuple(reader.get_slice(name).get_shape()) for name, file in files.items() if file == path}
             except SafetensorError as error:
                 raise CheckpointError(f"{path}: lacks a tensor of its index: {error}") from error
-    return Tensors(shapes, read)
+    return Tensors(shapes, lambda name: read_tensor(files[name], name))
 
 
 def _saved_by_torch(path: Path) -> Tensors:

@@ -48,13 +48,14 @@ def byte_letters() -> dict[int, str]:
 
 
 @functools.cache
-def _letter_bytes() -> dict[str, int]:
+def letter_bytes() -> dict[str, int]:
+    """The byte of each of these letters."""
     return {letter: byte for byte, letter in byte_letters().items()}
 
 
 def _from_letters(tokens: list[str]) -> list[str]:
     """Tokens in GPT-2's letters as one text. A token with any other character is text already."""
-    letters, data = _letter_bytes(), bytearray()
+    letters, data = letter_bytes(), bytearray()
     for token in tokens:
         try:
             data += bytes(map(letters.__getitem__, token))
