@@ -3,8 +3,8 @@
 The expected distribution of texts of three tokens is computed exactly, by a second and naive implementation of every
 processor (``plain_next``). Found counts are held against it by Pearson's chi-square and by total variation, for the first
 token and for the whole text. False alarms: each of the four figures of a cell exceeds its limit by chance once in a million
-(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 13 x 15 x 3 cells of the slow
-table together raise one in about 460 runs with fresh seeds. Seeds are fixed, so there are none in practice.
+(chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 16 x 15 x 3 cells of the slow
+table together raise one in about 350 runs with fresh seeds. Seeds are fixed, so there are none in practice.
 
     python -m tests.runtime.test_distributions      prints the table
 """
