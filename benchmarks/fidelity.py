@@ -9,33 +9,13 @@ sequences of the project's held text, which nothing is fitted to. Models are mad
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import onnxruntime as ort
-
-from benchmarks.peers import environments
+from benchmarks.peers import models
+from benchmarks.peers.environments import Unavailable
+from benchmarks.scores import Held, Score, bundle_score, genai_score, llama_cpp_score, openvino_score
 from edgespec.cache import cache_folder
-from edgespec.export import parity
-from edgespec.export.checkpoint import open_checkpoint
-from edgespec.export.corpus import HELD
-from edgespec.export.reference import Reference
-from edgespec.export.tokenizer import Tokenizer
-from edgespec.export.trace.model import build_empty
-from edgespec.manifest import read_manifest
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
-
-Score = Callable[[int], np.ndarray]
-"""Logits [n, V] of a text by its number."""
-Texts = list[list[int]]
-Make = Callable[[Path, Path], Path]
-"""From the GGUF and the folder to a model."""
 
 BUNDLES: dict[str, tuple[str, ...]] = {
     "edgespec int4, blocks of 32": ("int4", "32"),
@@ -54,65 +34,29 @@ GENAI: dict[str, tuple[int, int, str]] = {
     "onnxruntime-genai int4 k_quant_mixed, blocks of 32": (4, 32, "k_quant_mixed"),
     "onnxruntime-genai int4 k_quant, blocks of 128": (4, 128, "k_quant"),
 }
+OPENVINO: dict[str, tuple[int, str]] = {
+    "openvino int4, groups of 32, default": (4, "default"),
+    "openvino int4, groups of 32, f32": (4, "f32"),
+    "openvino int8, default": (8, "default"),
+    "openvino int8, f32": (8, "f32"),
+}
 LLAMA_CPP = {f"llama.cpp {kind}": kind for kind in ("F32", "Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")}
 
 
-def bundle_scores(folder: Path, texts: Texts) -> tuple[Score, int]:
-    """A bundle's target and the bytes of its weights."""
-    spec = read_manifest(folder).target
-    model = Model(folder / spec.graph, spec, capacity=512, threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    return lambda index: parity.prefill(model, texts[index]), sum((folder / name).stat().st_size for name in spec.weights)
-
-
-def genai_scores(folder: Path, texts: Texts) -> tuple[Score, int]:
-    """A model of onnxruntime-genai's builder, run by ONNX Runtime itself with an empty past."""
-    head_dim = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
-    session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-
-    def score(index: int) -> np.ndarray:
-        ids, feeds = texts[index], {}
-        for value in session.get_inputs():
-            if value.name == "input_ids":
-                feeds[value.name] = np.array([ids], np.int64)
-            elif value.name == "attention_mask":
-                feeds[value.name] = np.ones((1, len(ids)), np.int64)
-            elif value.name == "position_ids":
-                feeds[value.name] = np.arange(len(ids), dtype=np.int64)[None]
-            else:
-                feeds[value.name] = np.zeros((1, value.shape[1], 0, head_dim), np.float32)
-        logits: np.ndarray = session.run(["logits"], feeds)[0][0]
-        return logits
-
-    return score, (folder / "model.onnx.data").stat().st_size
-
-
-@contextmanager
-def llama_cpp_scores(kind: str, gguf: Path, folder: Path, texts: Texts) -> Iterator[tuple[Score, int]]:
-    """llama.cpp's own quantisation to ``kind``, run by llama.cpp. The bytes are the file's."""
-    source, output = environments.float_gguf(gguf, folder), folder / f"llama-cpp-{kind}.gguf"
-    with tempfile.TemporaryDirectory() as logits:
-        listing = Path(logits) / "texts.json"
-        listing.write_text(json.dumps(texts))
-        python = environments.environment("llama-cpp-python", folder)
-        script = Path(__file__).parent / "peers" / "llama_cpp_logits.py"
-        environments.quiet(str(python), str(script), str(source), kind, str(output), str(listing), logits)
-        size = (source if kind == "F32" else output).stat().st_size
-        yield lambda index: np.load(Path(logits) / f"{index}.npy"), size
-
-
-@contextmanager
-def scores(name: str, gguf: Path, folder: Path, texts: Texts, given: dict[str, Path]) -> Iterator[tuple[Score, int]]:
+def score_of(name: str, gguf: Path, folder: Path, given: dict[str, Path]) -> Score:
     """Any row of the table, made if need be."""
     if name in given:
-        yield bundle_scores(given[name], texts)
-    elif name in BUNDLES:
+        return bundle_score(given[name])
+    if name in BUNDLES:
         weights, block, *more = BUNDLES[name]
-        yield bundle_scores(environments.edgespec_bundle(gguf, folder, weights, int(block), *more), texts)
-    elif name in GENAI:
-        yield genai_scores(environments.genai_model(environments.float_checkpoint(gguf, folder), folder, *GENAI[name]), texts)
-    else:
-        with llama_cpp_scores(LLAMA_CPP[name], gguf, folder, texts) as found:
-            yield found
+        return bundle_score(models.edgespec_bundle(gguf, folder, weights, int(block), *more))
+    if name in GENAI:
+        return genai_score(models.genai_model(models.float_checkpoint(gguf, folder), folder, *GENAI[name]))
+    if name in OPENVINO:
+        bits, precision = OPENVINO[name]
+        return openvino_score(models.openvino_model(models.float_checkpoint(gguf, folder), folder, bits, 32), folder, precision)
+    kind = LLAMA_CPP[name]
+    return llama_cpp_score(models.float_gguf(gguf, folder), folder, None if kind == "F32" else kind)
 
 
 def main() -> None:
@@ -124,21 +68,16 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     given = {name: Path(path) for name, _, path in (bundle.partition("=") for bundle in args.bundles)}
-    checkpoint = open_checkpoint(str(args.gguf))
-    checkpoint.bind(build_empty(checkpoint.config_copy()))
-    tokenizer = Tokenizer(checkpoint)
-    texts = [tokenizer.encode(text) for text in HELD]
-    reference = Reference(checkpoint, checkpoint.config_copy(), texts)
-    print(f"{sum(map(len, texts))} tokens\n\n| model | MB | KL | top-1 | perplexity |\n|---|---|---|---|---|", flush=True)
-    names = [name for name in (*given, *BUNDLES, *GENAI, *LLAMA_CPP) if not args.only or any(part in name for part in args.only)]
+    held = Held(args.gguf)
+    print(f"{sum(map(len, held.texts))} tokens\n\n| model | MB | KL | top-1 | perplexity |\n|---|---|---|---|---|", flush=True)
+    rows = (*given, *BUNDLES, *GENAI, *OPENVINO, *LLAMA_CPP)
+    names = [name for name in rows if not args.only or any(part in name for part in args.only)]
     for position, name in enumerate(names):
         try:
-            with scores(name, args.gguf, args.folder, texts, given) as (score, size):
-                parts = [parity.compare(reference.logits(index), score(index), np.array(ids[1:])) for index, ids in enumerate(texts)]
-        except environments.Unavailable as error:
+            found, size = held.compare(score_of(name, args.gguf, args.folder, given))
+        except Unavailable as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
-        found = parity.mean(parts)
         if position == 0:
             print(f"| float | | 0 | 1 | {found.original_perplexity:.3f} |")
         print(f"| {name} | {size / 1e6:.1f} | {found.kl:.4f} | {found.top1:.3f} | {found.perplexity:.3f} |", flush=True)

@@ -1,70 +1,139 @@
-"""The engines that are compared: what each needs, and the commands of its workers."""
+"""The engines that are compared: the processes of each, what they load, and how their logits can be had."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.peers import environments
+from benchmarks.peers import models
+from benchmarks.peers.environments import environment
+from benchmarks.peers.worker import DRAFTED
+from benchmarks.scores import Score, bundle_score, genai_score, llama_cpp_score, openvino_score
 
 HERE = Path(__file__).parent
+WITH_DRAFT: dict[str, dict[str, object]] = {
+    "draft": {"drafter": "draft"},
+    f"draft of {DRAFTED}": {"drafter": "draft", "draft_length": DRAFTED},
+    "auto with a draft": {},
+}
+"""Modes of edgespec with a draft model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all engines are given: the weights, how they are stored, and where the peers' environments are kept."""
+    """What all engines are given: the weights, how they are stored, the draft, and where the peers' environments are kept."""
 
     gguf: Path
     folder: Path
-    weights: str
+    bits: int
     block: int
     threads: int
-
-    @property
-    def bits(self) -> int:
-        return int(self.weights.removeprefix("int"))
+    draft_layers: int
+    """The draft is the target's own first layers, so many; 0 for no drafts."""
 
     @property
     def checkpoint(self) -> Path:
-        return environments.float_checkpoint(self.gguf, self.folder)
+        return models.float_checkpoint(self.gguf, self.folder)
+
+    @property
+    def draft_checkpoint(self) -> Path:
+        return models.first_layers(self.checkpoint, self.folder, self.draft_layers)
 
 
-def _edgespec(setting: Setting) -> list[list[str]]:
-    bundle = environments.edgespec_bundle(setting.gguf, setting.folder, setting.weights, setting.block)
-    return [[sys.executable, str(HERE / "run_edgespec.py"), str(bundle), str(setting.threads)]]
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A process of an engine; it has one or several modes.
+
+    Attributes:
+        command: starts it.
+        loads: models that it loads.
+        score: logits of its target, None where the weights are the float ones.
+        arithmetic: tells apart the parts of an engine whose logits differ.
+    """
+
+    command: list[str]
+    loads: tuple[Path, ...]
+    score: Score | None
+    arithmetic: str = "default"
 
 
-def _genai(setting: Setting) -> list[list[str]]:
-    model = environments.genai_model(setting.checkpoint, setting.folder, setting.bits, setting.block)
-    python = environments.environment("onnxruntime-genai", setting.folder)
-    return [[str(python), str(HERE / "run_onnxruntime_genai.py"), str(model), str(setting.threads)]]
+def _edgespec(*, pair: bool) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        more = ("--draft", f"layers:{setting.draft_layers}") if pair else ()
+        bundle = models.edgespec_bundle(setting.gguf, setting.folder, f"int{setting.bits}", setting.block, *more)
+        command = [sys.executable, str(HERE / "run_edgespec.py"), str(bundle), str(setting.threads)]
+        return Part([*command, json.dumps(WITH_DRAFT)] if pair else command, (bundle,), bundle_score(bundle))
+
+    return part
 
 
-def _llama_cpp(setting: Setting) -> list[list[str]]:
-    if setting.bits != 4:
-        raise environments.Unavailable("the GGUF has 4-bit weights")
-    python = environments.environment("llama.cpp", setting.folder)
-    return [[str(python), str(HERE / "run_xllamacpp.py"), str(setting.gguf), str(setting.threads), mode] for mode in ("plain", "n-gram")]
+def _genai(*, pair: bool) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        target = loaded = models.genai_model(setting.checkpoint, setting.folder, setting.bits, setting.block)
+        if pair:
+            draft = models.genai_model(setting.draft_checkpoint, setting.folder, setting.bits, setting.block)
+            loaded = models.genai_pair(target, draft)
+        python = environment("onnxruntime-genai", setting.folder)
+        command = [str(python), str(HERE / "run_onnxruntime_genai.py"), str(loaded), str(setting.threads)]
+        return Part(command, (loaded,), genai_score(target))
+
+    return part
 
 
-def _openvino(setting: Setting) -> list[list[str]]:
-    model = environments.openvino_model(setting.checkpoint, setting.folder, setting.bits, setting.block)
-    python = environments.environment("openvino-genai", setting.folder)
-    return [[str(python), str(HERE / "run_openvino_genai.py"), str(model), str(setting.threads), mode] for mode in ("plain", "n-gram")]
+def _llama_cpp(mode: str) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        kind = {4: None, 8: "Q8_0"}[setting.bits]  # the GGUF has 4 bits
+        name = setting.gguf.stem if kind is None else kind
+        target = setting.gguf if kind is None else models.rewritten_gguf(setting.gguf, setting.folder / f"{name}.gguf", kind)
+        loads = [target]
+        if mode == "draft":
+            layers = setting.draft_layers
+            loads.append(models.rewritten_gguf(target, setting.folder / f"{name}-layers{layers}.gguf", layers=layers))
+        python = environment("llama.cpp", setting.folder)
+        command = [str(python), str(HERE / "run_xllamacpp.py"), str(target), str(setting.threads), mode, *map(str, loads[1:])]
+        return Part(command, tuple(loads), llama_cpp_score(target, setting.folder))
+
+    return part
 
 
-def _transformers(setting: Setting) -> list[list[str]]:
-    return [[sys.executable, str(HERE / "run_transformers.py"), str(setting.checkpoint), str(setting.threads)]]
+def _openvino(mode: str, arithmetic: str) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        target = models.openvino_model(setting.checkpoint, setting.folder, setting.bits, setting.block)
+        loads = [target]
+        if mode == "draft":
+            loads.append(models.openvino_model(setting.draft_checkpoint, setting.folder, setting.bits, setting.block))
+        python = environment("openvino-genai", setting.folder)
+        command = [str(python), str(HERE / "run_openvino_genai.py"), str(target), str(setting.threads), mode, arithmetic]
+        return Part([*command, *map(str, loads[1:])], tuple(loads), openvino_score(target, setting.folder, arithmetic), arithmetic)
+
+    return part
 
 
-ENGINES: dict[str, Callable[[Setting], list[list[str]]]] = {
-    "edgespec": _edgespec,
-    "onnxruntime-genai": _genai,
-    "llama.cpp": _llama_cpp,
-    "openvino-genai": _openvino,
-    "transformers": _transformers,
+def _transformers(*, pair: bool) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        loads = (setting.checkpoint, setting.draft_checkpoint) if pair else (setting.checkpoint,)
+        checkpoint, *draft = map(str, loads)
+        return Part([sys.executable, str(HERE / "run_transformers.py"), checkpoint, str(setting.threads), *draft], loads, None)
+
+    return part
+
+
+ENGINES: dict[str, dict[str, Callable[[Setting], Part]]] = {
+    "edgespec": {"alone": _edgespec(pair=False), "draft": _edgespec(pair=True)},
+    "onnxruntime-genai": {"alone": _genai(pair=False), "draft": _genai(pair=True)},
+    "llama.cpp": {mode: _llama_cpp(mode) for mode in ("plain", "n-gram", "draft")},
+    "openvino-genai": {
+        "plain": _openvino("plain", "default"),
+        "n-gram": _openvino("n-gram", "default"),
+        "draft": _openvino("draft", "default"),
+        "plain, f32": _openvino("plain", "f32"),
+        "n-gram, f32": _openvino("n-gram", "f32"),
+        "draft, f32": _openvino("draft", "f32"),
+    },
+    "transformers": {"alone": _transformers(pair=False), "draft": _transformers(pair=True)},
 }
-"""The commands of an engine's workers, by name; making them installs and converts what is missing. An engine whose modes are models of
-their own has a worker for each, so that peak memory is that of one."""
+"""By engine, its processes by name; making one installs and converts what is missing. Modes that load other models, or that are chosen
+when the model is loaded, have a process of their own, so that peak memory is that of one. A name with "draft" needs the draft."""

@@ -2,7 +2,7 @@
 
     python llama_cpp_logits.py FLOAT_GGUF TYPE OUTPUT_GGUF TEXTS_JSON FOLDER
 
-Quantises to TYPE (a name of llama.cpp's, such as Q4_K_M; F32 leaves the weights as they are), runs every list of token ids of
+Quantises to TYPE (a name of llama.cpp's, such as Q4_K_M; as-it-is leaves the file alone), runs every list of token ids of
 TEXTS_JSON and writes FOLDER/N.npy, float32 ``[n, V]``.
 """
 
@@ -30,9 +30,7 @@ def quantise(source: Path, kind: str, output: Path) -> None:
 
 def main() -> None:
     source, kind, output, texts, folder = sys.argv[1:]
-    if kind == "F32":
-        output = source
-    else:
+    if kind != "as-it-is":
         quantise(Path(source), kind, Path(output))
     model = llama_cpp.Llama(output, n_ctx=512, n_batch=512, logits_all=True, verbose=False)
     for index, ids in enumerate(json.loads(Path(texts).read_text())):

@@ -1,9 +1,11 @@
-"""edgespec as a worker: ``run_edgespec.py BUNDLE THREADS``."""
+"""edgespec as a worker: ``run_edgespec.py BUNDLE THREADS [MODES]``. MODES are options of ``generate`` by name, as JSON."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from typing import Any
 
 from worker import Answer, serve
 
@@ -14,17 +16,18 @@ engine = edgespec.load(sys.argv[1], threads=int(sys.argv[2]))
 loaded = time.perf_counter() - start
 
 
-def generate(ids: list[int], new_tokens: int, **options: object) -> Answer:
+def generate(ids: list[int], new_tokens: int, **options: Any) -> Answer:
     # A prompt of one other token empties the cache: a prompt's rows would be reused from the run before.
     engine.generate([ids[0] + 1], max_new_tokens=1, drafter="none", exactness="fast")
     result = engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True, **options)
     return list(result.token_ids), result.stats.time_to_first_token_s, result.stats.decode_s
 
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "plain": {"drafter": "none", "exactness": "fast"},
     "plain exact": {"drafter": "none"},
     "n-gram": {"drafter": "ngram"},
     "auto": {},
 }
-serve("edgespec", loaded, {name: lambda ids, new_tokens, o=options: generate(ids, new_tokens, **o) for name, options in MODES.items()})
+modes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else MODES
+serve("edgespec", loaded, {name: lambda ids, new_tokens, o=options: generate(ids, new_tokens, **o) for name, options in modes.items()})

@@ -1,4 +1,4 @@
-"""onnxruntime-genai as a worker: ``run_onnxruntime_genai.py MODEL THREADS``."""
+"""onnxruntime-genai as a worker: ``run_onnxruntime_genai.py MODEL THREADS``. A pair drafts with its draft in every mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from worker import Answer, serve
+from worker import DRAFTED, NGRAM, Answer, serve
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 start = time.perf_counter()
@@ -17,7 +17,8 @@ import onnxruntime_genai as og  # noqa: E402
 
 config = Path(sys.argv[1]) / "genai_config.json"
 settings = json.loads(config.read_text())
-settings["model"]["decoder"]["session_options"]["intra_op_num_threads"] = int(sys.argv[2])
+for name in settings["model"].keys() & {"decoder", "draft"}:
+    settings["model"][name]["session_options"]["intra_op_num_threads"] = int(sys.argv[2])
 config.write_text(json.dumps(settings, indent=4))
 model = og.Model(sys.argv[1])
 loaded = time.perf_counter() - start
@@ -40,9 +41,14 @@ def generate(ids: list[int], new_tokens: int, **speculative: object) -> Answer:
     return [int(token) for token in generator.get_sequence(0)[len(ids) :]], first - begin, end - first
 
 
-MODES: dict[str, dict[str, object]] = {"plain": {}, "n-gram": {"ngram_size": 3, "max_draft_tokens": 3, "ngram_chained_lookup": True}}
+ALONE: dict[str, dict[str, object]] = {
+    "plain": {},
+    "n-gram": {"ngram_size": NGRAM, "max_draft_tokens": DRAFTED, "ngram_chained_lookup": True},
+}
+PAIR: dict[str, dict[str, object]] = {f"draft of {DRAFTED}": {"max_draft_tokens": DRAFTED}}
+modes = PAIR if "draft" in settings["model"] else ALONE
 serve(
     f"onnxruntime-genai {og.__version__}",
     loaded,
-    {name: lambda ids, count, o=options: generate(ids, count, **o) for name, options in MODES.items()},
+    {name: lambda ids, count, o=options: generate(ids, count, **o) for name, options in modes.items()},
 )

@@ -1,4 +1,4 @@
-"""llama.cpp as a worker, through xllamacpp's wheel: ``run_xllamacpp.py GGUF THREADS plain|n-gram``.
+"""llama.cpp as a worker, through xllamacpp's wheel: ``run_xllamacpp.py GGUF THREADS plain|n-gram|draft [DRAFT_GGUF]``.
 
 Its answers carry the text and not the token ids, so texts are what is compared.
 """
@@ -9,27 +9,32 @@ import sys
 import time
 from typing import Any
 
-from worker import Answer, serve
+from worker import DRAFTED, NGRAM, Answer, serve
 
 start = time.perf_counter()
 import xllamacpp  # noqa: E402
 
 THREADS, MODE = int(sys.argv[2]), sys.argv[3]
-DRAFTED, NGRAM = 3, 3
 
 
-def server(*, ngram: bool) -> Any:
+def server() -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = sys.argv[1]
     params.n_ctx, params.n_parallel, params.verbosity = 4096, 1, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
-    if ngram:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-        params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = NGRAM, DRAFTED
+    kinds, drafting = xllamacpp.common_speculative_type, params.speculative
+    if MODE == "n-gram":
+        drafting.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        drafting.ngram_simple.size_n, drafting.ngram_simple.size_m = NGRAM, DRAFTED
+    elif MODE == "draft":
+        drafting.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        drafting.draft.mparams.path = sys.argv[4]
+        drafting.draft.n_max, drafting.draft.n_min, drafting.draft.p_min = DRAFTED, 0, 0.0
+        drafting.draft.cpuparams.n_threads = drafting.draft.cpuparams_batch.n_threads = THREADS
     return xllamacpp.Server(params)
 
 
-engine = server(ngram=MODE == "n-gram")
+engine = server()
 loaded = time.perf_counter() - start
 
 
@@ -41,4 +46,4 @@ def generate(ids: list[int], new_tokens: int) -> Answer:
     return list(answer["choices"][0]["text"].encode()), timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
 
 
-serve("llama.cpp (xllamacpp)", loaded, {MODE: generate})
+serve(f"llama.cpp (xllamacpp {xllamacpp.__version__})", loaded, {f"draft of {DRAFTED}" if MODE == "draft" else MODE: generate})

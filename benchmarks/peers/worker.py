@@ -3,7 +3,7 @@ nothing but the standard library.
 
     {"ids": [...], "new_tokens": 64, "mode": "plain"} -> {"ids": [...], "prefill_s": 0.1, "decode_s": 0.4, "peak_rss_bytes": 1}
 
-``prefill_s`` is the time to the first token, ``decode_s`` how long the tokens after it took.
+``prefill_s`` is the time to the first token, ``decode_s`` how long the tokens after it took. A mode that fails answers ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 
 Answer = tuple[list[int], float, float]
 
+DRAFTED, NGRAM = 3, 3
+"""Tokens that are drafted at a time, and the length of n-grams that are looked up, where an engine does not choose by itself."""
+
 
 def serve(engine: str, load_s: float, modes: dict[str, Callable[[list[int], int], Answer]]) -> None:
     """Answer requests until standard input ends. A mode is a function of prompt ids and a number of new tokens."""
@@ -24,7 +27,20 @@ def serve(engine: str, load_s: float, modes: dict[str, Callable[[list[int], int]
     print(json.dumps({"engine": engine, "load_s": load_s, "modes": list(modes)}), file=out, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        ids, prefill_s, decode_s = modes[request["mode"]](request["ids"], request["new_tokens"])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        answer: dict[str, Any] = {"ids": ids, "prefill_s": prefill_s, "decode_s": decode_s, "peak_rss_bytes": peak}
+        answer: dict[str, Any]
+        try:
+            ids, prefill_s, decode_s = modes[request["mode"]](request["ids"], request["new_tokens"])
+        except Exception as error:  # whatever a peer raises is told, and the next request may be another mode's
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            answer = {"ids": ids, "prefill_s": prefill_s, "decode_s": decode_s, "peak_rss_bytes": peak_rss_bytes()}
         print(json.dumps(answer), file=out, flush=True)
+
+
+def peak_rss_bytes() -> int:
+    """Most memory that this process has had resident so far."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except OSError:  # not Linux, where getrusage begins with the maximum of the process that started this one
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
