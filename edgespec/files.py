@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -57,3 +58,8 @@ def take_place(folder: Path, place: Path) -> None:
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def advice(error: OSError) -> str:
+    """What to do about a file that could not be written, to go on behind what was wrong; nothing where that says it."""
+    return "; free some space or choose another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""

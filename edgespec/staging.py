@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.errors import ExportError
-from edgespec.files import take_place
+from edgespec.files import advice, take_place
 from edgespec.manifest import MANIFEST_NAME
 
 
@@ -48,8 +47,7 @@ def staged(output: Path, force: bool) -> Iterator[Path]:
             check_output(output, force)
             take_place(stage, output)
         except OSError as error:
-            hint = "; free some space or choose another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            raise ExportError(f"{output}: writing the bundle failed: {error.strerror or error}{hint}") from error
+            raise ExportError(f"{output}: writing the bundle failed: {error.strerror or error}{advice(error)}") from error
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 

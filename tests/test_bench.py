@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import errno
+import io
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,7 @@ import pytest
 import edgespec as package
 from edgespec.bench.measure import BASE, PLAIN, arms_of, geometric_mean, measure
 from edgespec.bench.prompts import OWN, Question, read_prompts
+from edgespec.bench.sample import TARGET, answer_with_origins
 from edgespec.errors import UsageError
 from tests.cli.conftest import Run, assert_one_line_error, edgespec, own_cache
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
@@ -103,16 +110,62 @@ def test_the_command_prints_json_and_writes_a_report(edgespec: Run, bundle: Path
     assert set(data["answers"]) == {BASE, PLAIN, "draft:2"}
     assert all(answer["equal"] for answers in data["answers"].values() for answer in answers)
     text = page.read_text()
-    assert text.count("<svg") == 3
-    assert '<span class="drafted">' in text
+    assert text.count("<svg") == 4
+    for part in ("Speed by kind of question", "Acceptance by position", "Cost of a pass by width", "Memory over time", "pages of files"):
+        assert part in text
+    assert '<span class="origin" title="draft"' in text
     assert not any(loader in text for loader in ("<script", "<link", "<img", "src=", "@import"))  # self-contained
 
 
 def test_bad_input_is_one_line(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
     assert_one_line_error(edgespec("bench", bundle, "--drafter", "medusa"), "medusa", "ngram")
     assert_one_line_error(edgespec("bench", bundle, "--prompts", tmp_path / "none.jsonl"), "none.jsonl")
-    assert_one_line_error(edgespec("bench", bundle, "--html", tmp_path / "no" / "such.html"), "no such folder")
     assert_one_line_error(edgespec("bench", tmp_path / "nothing"), "nothing")
+
+
+def test_a_report_that_could_not_be_made_is_refused_before_any_work(
+    edgespec: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("edgespec.cli.bench.open_engine", lambda *_: pytest.fail("work has begun"))
+    assert_one_line_error(edgespec("bench", bundle, "--html", tmp_path / "no" / "such.html"), "no such folder")
+    assert_one_line_error(edgespec("bench", bundle, "--html", tmp_path), "is a folder")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert_one_line_error(edgespec("bench", bundle, "--html", tmp_path / "report.html"), "edgespec[bench]")
+
+
+def test_a_full_disk_costs_the_report_only(edgespec: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "report.html"
+    page.write_text("an older one")
+
+    @contextlib.contextmanager
+    def full(path: Path) -> Iterator[io.BytesIO]:
+        yield io.BytesIO()
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr("edgespec.bench.report.whole", full)
+    options = ("--repetitions", "1", "--max-new-tokens", "8", "--drafter", "draft:2", "--threads", "1", "--html", page)
+    done = edgespec("bench", bundle, "--prompts", prompts_that_fit(tmp_path), *options)
+    assert done.code == 2
+    assert "draft:2" in done.out, "the figures are shown"
+    assert "report.html: cannot be written: No space left on device; free some space" in done.err
+    assert page.read_text() == "an older one"
+
+
+def test_pieces_know_who_drafted_them(tmp_path: Path) -> None:
+    """The draft knows the alphabet; from its second round on, n-grams know it, too."""
+    with package.load(make_lookup_bundle(tmp_path / "b", draft_table=alphabet_table()), threads=1) as engine:
+        for drafter, length in (("draft", 3), ("ngram,draft", 3), ("none", "auto")):
+            stream = engine.stream("abc", max_new_tokens=60, drafter=drafter, draft_length=length, exactness="fast")
+            sample = answer_with_origins(stream)
+            assert "".join(piece.text for piece in sample) == engine.generate("abc", max_new_tokens=60, drafter="none").text
+            counts = collections.Counter(piece.name for piece in sample)
+            accepted = {name: found.total() for name, found in stream.stats.accepted_by_drafter.items() if found}
+            assert counts == {**accepted, TARGET: stream.stats.own_tokens}
+            if drafter == "ngram,draft":
+                assert accepted["ngram"]
+                assert accepted["draft"]
 
 
 def test_the_geometric_mean() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.figures import ratio
 from benchmarks.peers.environments import Unavailable
 from benchmarks.peers.process import Worker
+from edgespec.files import whole
 
 Arm = tuple[str, str]
 """An engine and one of its modes."""
@@ -84,9 +85,8 @@ class Measured:
 
     def save(self, path: Path) -> None:
         """Write all that there is, in place of what was written before."""
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(self.as_dict()))
-        unfinished.replace(path)
+        with whole(path) as file:
+            file.write(json.dumps(self.as_dict()).encode())
 
 
 def paired_ratio(ours: dict[Turn, float], theirs: dict[Turn, float]) -> float | None:

@@ -10,8 +10,12 @@ from edgespec.errors import EdgespecError, UsageError
 
 if TYPE_CHECKING:
     from edgespec.bench.tune import Tuning
+    from edgespec.runtime.memory.plan import Plan
+    from edgespec.runtime.memory.trace import MemoryTrace
 
 FORMATS = (".svg", ".png")
+MOST_POINTS = 400
+GREY = "#5a6472"
 
 
 def new_axes(columns: int = 1) -> tuple[Any, Any]:
@@ -68,6 +72,26 @@ def draw_acceptance(axes: Any, by_position: dict[str, dict[int, float]]) -> None
     legend(axes)
 
 
+def draw_memory(axes: Any, trace: MemoryTrace, plan: Plan | None = None) -> None:
+    """What was resident over time, with the moments that the trace has names for, and what was planned if there was a plan."""
+    samples = sorted(trace.samples, key=lambda sample: sample.seconds)
+    samples = samples[:: len(samples) // MOST_POINTS + 1]
+    seconds = [sample.seconds for sample in samples]
+    private = [sample.usage.private / 1e6 for sample in samples]
+    files = [sample.usage.evictable / 1e6 for sample in samples]
+    axes.stackplot(seconds, private, files, labels=["private", "pages of files"], colors=["#4c78a8", "#b9d0e8"])
+    if plan:
+        axes.axhline(plan.peak / 1e6, color=GREY, linewidth=1, linestyle="--", label="predicted peak")
+    if plan and plan.budget and plan.budget < 4 * plan.peak:
+        axes.axhline(plan.budget / 1e6, color="#c44e52", linewidth=1, label="budget")
+    for moment, name in trace.marks:
+        axes.axvline(moment, color=GREY, linewidth=0.8)
+        axes.annotate(name, (moment, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("MB resident")
+    legend(axes)
+
+
 def write_tuning_chart(path: Path, tuning: Tuning) -> None:
     """Costs, acceptance and expected speed, beside one another; the best length of each drafter is marked.
 
@@ -80,7 +104,7 @@ def write_tuning_chart(path: Path, tuning: Tuning) -> None:
     for found in tuning.drafters:
         (line,) = speed.plot(range(len(found.speedups)), found.speedups, label=found.name)
         speed.plot([found.best_length], [max(found.speedups)], marker="o", color=line.get_color())
-    speed.axhline(1.0, color="#5a6472", linewidth=1)
+    speed.axhline(1.0, color=GREY, linewidth=1)
     speed.set_xlabel("draft length")
     speed.set_ylabel("expected, times plain decoding")
     speed.set_ylim(bottom=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import click
 
 from edgespec.bench.measure import BASE, PLAIN, Measured, arms_of, measure
 from edgespec.bench.prompts import OWN, read_prompts
+from edgespec.bench.summary import HEADER, speed_rows
 from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.options import ENGINE_OPTIONS, open_engine, with_options
 from edgespec.cli.output import facts, print_json, progress, table
@@ -16,6 +19,7 @@ from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.runtime import Engine
+    from edgespec.runtime.memory.trace import MemoryTrace
 
 
 @click.command(short_help="Measure speed by drafter and kind of question.")
@@ -34,33 +38,47 @@ def bench(bundle: Path, prompts: Path, questions: int | None, as_json: bool, htm
     Ctrl-C ends the measurement; what is complete is shown.
     """
     asked = read_prompts(prompts, questions)
-    if html_file is not None and not html_file.parent.is_dir():
-        raise UsageError(f"--html: {html_file.parent}: no such folder")
+    if html_file is not None:
+        from edgespec.bench.report import check_report_file, write_page
+
+        check_report_file(html_file, "--html")
     with open_engine(bundle, options) as engine:
         drafters = options["drafters"] or [name for name in engine.drafters if name != "none"]
         arms = arms_of(drafters)
         for arm in drafters:
             engine.check_drafter(arm.partition(":")[0])
-        with progress("measuring", (len(asked) * options["repetitions"] + 1) * len(arms)) as advance:
+        with (
+            progress("measuring", (len(asked) * options["repetitions"] + 1) * len(arms)) as advance,
+            tracing(arms, advance) as (memory, on_run),
+        ):
             measured = measure(
                 engine,
                 asked,
                 arms,
                 repetitions=options["repetitions"],
                 max_new_tokens=options["max_new_tokens"],
-                on_run=advance,
+                on_run=on_run,
             )
         if not measured.questions:
             raise UsageError(f"no question could be answered; {measured.skipped[0]}")
         about = describe(engine, bundle, options)
         if html_file is not None:
-            write_report(html_file, engine, measured, about)
+            page = make_page(engine, measured, about, memory)
+    # The figures were dear: they are shown also where the report cannot be written.
+    show(measured, about, as_json)
+    if html_file is not None:
+        write_page(html_file, page, "--html")
+        click.echo(f"report: {html_file}", err=True)
+
+
+def show(measured: Measured, about: dict[str, Any], as_json: bool) -> None:
+    """Print what was measured."""
     if as_json:
         print_json({**about, **measured.as_dict()})
         return
     click.echo(facts([(name.replace("_", " "), str(value)) for name, value in about.items()]))
     click.echo()
-    click.echo(speed_table(measured))
+    click.echo(table(speed_rows(measured), HEADER))
     for reason in measured.skipped:
         click.echo(f"left out: {reason}", err=True)
 
@@ -81,40 +99,31 @@ def describe(engine: Engine, bundle: Path, options: dict[str, Any]) -> dict[str,
     }
 
 
-def speed_table(measured: Measured) -> str:
-    """A row for each category and arm."""
-    rows = []
-    for category in (None, *measured.categories):
-        for index, arm in enumerate(measured.answers):
-            answers = [a for q, a in zip(measured.questions, measured.answers[arm], strict=True) if category in (None, q.category)]
-            drafted = sum(answer.drafted for answer in answers)
-            speed = sorted(answer.decode_tokens_per_s for answer in answers)[len(answers) // 2]
-            rows.append(
-                (
-                    (category or "all") if index == 0 else "",
-                    arm,
-                    f"{speed:.1f}",
-                    f"{measured.speedup(arm, category):.2f}x",
-                    f"{sum(answer.tokens_per_pass for answer in answers) / len(answers):.2f}",
-                    f"{sum(answer.accepted for answer in answers) / drafted:.0%}" if drafted else "",
-                    "" if arm in (BASE, PLAIN) else f"{sum(answer.equal for answer in answers)} of {len(answers)}",
-                )
-            )
-    return table(rows, ("questions", "decoding", "tokens/s", "speed", "tokens/pass", "accepted", "equal to plain"))
+@contextlib.contextmanager
+def tracing(arms: Iterable[str], advance: Callable[[int], None]) -> Iterator[tuple[MemoryTrace, Callable[[int], None]]]:
+    """A trace of memory, and what is to be called after each run: ``advance`` and a sample, the first run of each arm by its name."""
+    from edgespec.runtime.memory.trace import MemoryTrace
+
+    names = iter(arms)
+    with MemoryTrace(by_itself=False) as trace:
+
+        def on_run(count: int) -> None:
+            advance(count)
+            name = next(names, None)
+            if name is None:
+                trace.take()
+            else:
+                trace.mark(name)
+
+        yield trace, on_run
 
 
-def write_report(path: Path, engine: Engine, measured: Measured, about: dict[str, Any]) -> None:
+def make_page(engine: Engine, measured: Measured, about: dict[str, Any], memory: MemoryTrace) -> str:
+    """The report, with a sample of the way of decoding that was fastest, among those that draft if there are any."""
     from edgespec.bench.report import html_report
+    from edgespec.bench.sample import answer_with_origins
 
-    # Of the way of decoding that was fastest, among those that draft if there are any.
     drafting = [arm for arm in measured.answers if arm not in (BASE, PLAIN)] or [PLAIN]
-    options = arms_of(drafting)[max(drafting, key=measured.speedup)]
-    sample = list(engine.stream(measured.questions[-1].text, max_new_tokens=about["max_new_tokens"], **options))
-    page = html_report(measured, about, engine.cost_curve, sample)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        # The figures were dear: they are shown all the same.
-        click.echo(speed_table(measured))
-        raise UsageError(f"--html: {path}: cannot be written: {error.strerror}") from error
-    click.echo(f"report: {path}", err=True)
+    best = max(drafting, key=measured.speedup)
+    stream = engine.stream(measured.questions[-1].text, max_new_tokens=about["max_new_tokens"], **arms_of(drafting)[best])
+    return html_report(measured, about, engine.cost_curve, (best, answer_with_origins(stream)), memory)

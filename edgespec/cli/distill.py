@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.bench import speed_table
+from edgespec.bench.summary import HEADER, speed_rows
 from edgespec.cli.export import WEIGHTS, need_export_extras
 from edgespec.cli.options import numbers
-from edgespec.cli.output import facts, print_json, progress
+from edgespec.cli.output import facts, print_json, progress, table
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def show_evaluation(config: DistillConfig, as_json: bool) -> None:
     if as_json:
         print_json(measured.as_dict())
         return
-    click.echo(speed_table(measured))
+    click.echo(table(speed_rows(measured), HEADER))
     for reason in measured.skipped:
         click.echo(f"left out: {reason}", err=True)
 

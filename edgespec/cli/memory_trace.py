@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.memory.trace import MemoryTrace
 
 
-MOST_POINTS = 400
-
-
 def check_picture(path: Path | None) -> None:
     """Refuse what could not be drawn, before any work.
 
@@ -48,22 +45,8 @@ def tracing(path: Path | None) -> Iterator[MemoryTrace | None]:
 
 def draw(path: Path, trace: MemoryTrace, plan: Plan) -> None:
     """Write the picture. matplotlib is imported only now: it would be in it otherwise."""
-    from edgespec.bench.charts import as_svg, legend, new_axes
+    from edgespec.bench.charts import as_svg, draw_memory, new_axes
 
     figure, axes = new_axes()
-    samples = sorted(trace.samples, key=lambda sample: sample.seconds)
-    samples = samples[:: len(samples) // MOST_POINTS + 1]
-    seconds = [sample.seconds for sample in samples]
-    private = [sample.usage.private / 1e6 for sample in samples]
-    files = [sample.usage.evictable / 1e6 for sample in samples]
-    axes.stackplot(seconds, private, files, labels=["private", "pages of files"], colors=["#4c78a8", "#b9d0e8"])
-    axes.axhline(plan.peak / 1e6, color="#5a6472", linewidth=1, linestyle="--", label="predicted peak")
-    if plan.budget and plan.budget < 4 * plan.peak:
-        axes.axhline(plan.budget / 1e6, color="#c44e52", linewidth=1, label="budget")
-    for moment, name in trace.marks:
-        axes.axvline(moment, color="#5a6472", linewidth=0.8)
-        axes.annotate(name, (moment, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("MB resident")
-    legend(axes)
+    draw_memory(axes, trace, plan)
     path.write_text(as_svg(figure), encoding="utf-8")
