@@ -33,7 +33,8 @@ class BundleFile:
 class KvLayer:
     """The KV cache of one layer. The buffers are ``[1, heads, C, key_dim]`` and ``[1, heads, C, value_dim]``.
 
-    ``window`` is the number of positions that the layer attends to, None for all of them.
+    ``window`` is the number of positions that the layer attends to, None for all of them. In a cache of int4 two numbers share a byte,
+    so its buffers are half as wide.
     """
 
     heads: int
@@ -90,6 +91,14 @@ class Fidelity:
     original_perplexity: float | None = None
     graph_rms: float | None = None
     rounding_kl: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class KvForm:
+    """A model once more, over a KV cache of another type: ``graph`` points into the model's own files of weights."""
+
+    graph: str
+    fidelity: Fidelity | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +164,7 @@ class ModelSpec:
     the target has no such token. ``tokenizer`` is a draft model's own, where it cuts text otherwise than the target's.
     ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``profiles`` are other graphs
     of the same model by name, of fixed shapes, such as "npu"; ``variants`` those for passes of any width, such as "webgpu".
+    ``kv_forms`` are graphs of it over KV caches of other types than ``kv_dtype``, by type.
     """
 
     architecture: str
@@ -179,6 +189,7 @@ class ModelSpec:
     accuracy: tuple[tuple[float, ...], ...] | None = None
     profiles: dict[str, StaticProfile] | None = None
     variants: dict[str, Variant] | None = None
+    kv_forms: dict[str, KvForm] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

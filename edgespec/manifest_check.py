@@ -16,6 +16,7 @@ MOST_CHANNELS = 2**20
 MOST_PASS = 2**16  # tokens
 LIMITS = {"vocab_size": 2**26, "hidden_size": MOST_CHANNELS, "capacity": 2**26, "max_width": MOST_PASS}
 
+KV_DTYPES = ("float32", "float16", "int8", "int4")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 TAP = re.compile(r"last|layer\.[1-9][0-9]{0,3}")
@@ -73,6 +74,7 @@ class _Checks:
         for index, file_name in enumerate(model.weights):
             self.need_file(file_name, f"{field}.weights[{index}]")
         self._sizes(model, field)
+        self._kv(model, field)
         self._taps(model, field)
         self._reads(name, model, field)
         self.need_file(model.token_ids, f"{field}.token_ids")
@@ -104,12 +106,29 @@ class _Checks:
         for part, limit in LIMITS.items():
             self.need(0 < getattr(model, part) <= limit, f"{field}.{part}", getattr(model, part), "is out of range")
         self.need(model.max_width <= model.capacity, f"{field}.max_width", model.max_width, "is more than the capacity")
-        self.need(model.kv_dtype in ("float32", "float16"), f"{field}.kv_dtype", model.kv_dtype, "is not float32 or float16")
         self.need(1 <= model.quantisation.bits <= 32, f"{field}.quantisation.bits", model.quantisation.bits, "is out of range")
         for tensor, form in (model.quantisation.tensors or {}).items():
             self.need(1 <= form.bits <= 32, f"{field}.quantisation.tensors.{plain(tensor)}.bits", form.bits, "is out of range")
         columns = model.hidden_states
         self.need(columns is None or 0 < columns <= 2**22, f"{field}.hidden_states", columns, "is out of range")
+
+    def _kv(self, model: ModelSpec, field: str) -> None:
+        """The types of a model's KV caches, that of its graph and those of its other forms."""
+        allowed = f"is not {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}"
+        self.need(model.kv_dtype in KV_DTYPES, f"{field}.kv_dtype", model.kv_dtype, allowed)
+        forms = model.kv_forms or {}
+        for kv_dtype, form in forms.items():
+            self.need(kv_dtype in KV_DTYPES, f"{field}.kv_forms", kv_dtype, allowed)
+            self.need(kv_dtype != model.kv_dtype, f"{field}.kv_forms", kv_dtype, "is what kv_dtype says already")
+            self.need_file(form.graph, f"{field}.kv_forms.{plain(kv_dtype)}.graph")
+        used = {model.kv_dtype, *forms}
+        for index, layer in enumerate(model.layers if "int4" in used else ()):
+            for part in ("key_dim", "value_dim"):
+                size = getattr(layer, part)
+                self.need(size % 2 == 0, f"{field}.layers[{index}].{part}", size, "is odd, which int4 cannot hold")
+        if used & {"int8", "int4"}:
+            for part, graphs in {"profiles": model.profiles, "variants": model.variants}.items():
+                self.need(not graphs, f"{field}.{part}", sorted(graphs or ()), "have no KV caches of int8 or int4")
 
     def _taps(self, model: ModelSpec, field: str) -> None:
         """What a model gives to draft heads."""

@@ -12,6 +12,7 @@ WEIGHT_TYPES = ("int4", "int8", "mixed", "keep", "fp32")
 METHODS = ("gptq", "search", "rtn")
 DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
+KV_TYPES = ("float32", "int8", "int4")
 PROFILES = ("cpu", "webgpu", "npu")
 NPU_WIDTHS = (1, 5, 64)
 LAYERS_PREFIX, SELF = "layers:", "self"
@@ -29,6 +30,8 @@ class ExportConfig:
     in nats, that is accepted; by default it depends on ``weights``.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
+    ``kv`` are the types of KV caches of target and draft models, a graph for each over the same weights; the first is used unless the
+    other is asked for. Draft heads keep float32.
     ``profiles`` are graphs to add to the one that every model has, "webgpu" or "npu" ("cpu" stands for that one). ``npu_widths`` are the
     numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
     ``ort_format`` writes graphs in ONNX Runtime's own format.
@@ -54,6 +57,7 @@ class ExportConfig:
     method: str | None = None
     calibration: Path | None = None
     target_size: int | None = None
+    kv: tuple[str, ...] = ("float32",)
     profiles: tuple[str, ...] = ()
     npu_widths: tuple[int, ...] = NPU_WIDTHS
     ort_format: bool = False
@@ -76,6 +80,10 @@ class ExportConfig:
             raise UsageError(f"--method: {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.target_size is not None and (self.weights != "mixed" or self.target_size < 1):
             raise UsageError("--target-size: needs --weights mixed and a positive number of bytes")
+        if not self.kv or len(set(self.kv)) < len(self.kv) or not set(self.kv) <= set(KV_TYPES):
+            raise UsageError(f"--kv: {','.join(self.kv)!r} is not one or several of {', '.join(KV_TYPES)} with commas between")
+        if self.kv != ("float32",) and set(self.profiles) - {"cpu"}:
+            raise UsageError(f"--kv: the graphs of --profile {self.profiles[-1]} have float32 KV caches; leave one of the two out")
         for profile in self.profiles:
             if profile not in PROFILES:
                 raise UsageError(f"--profile: {profile!r} is unknown; choose one of {', '.join(PROFILES)}")

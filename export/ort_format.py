@@ -59,7 +59,8 @@ def _converted(folder: Path, spec: ModelSpec) -> ModelSpec:
     variants = spec.variants and {
         name: dataclasses.replace(variant, graph=_save(folder, variant.graph)) for name, variant in spec.variants.items()
     }
-    return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles, variants=variants)
+    forms = spec.kv_forms and {kind: dataclasses.replace(form, graph=_save(folder, form.graph)) for kind, form in spec.kv_forms.items()}
+    return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles, variants=variants, kv_forms=forms)
 
 
 def _save(folder: Path, graph: str) -> str:

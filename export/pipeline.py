@@ -29,10 +29,11 @@ from edgespec.export.corpus import HELD
 from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.proof import Sample, write_samples
+from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
 from edgespec.export.passes import Pipeline, pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
-from edgespec.export.quantise.choice import Choice, choose
+from edgespec.export.quantise.choice import Choice, calibration_ids, choose
 from edgespec.export.recipe import get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.standins import dense_experts
@@ -59,6 +60,7 @@ from edgespec.manifest import (
     parse_manifest,
 )
 from edgespec.runtime.features import columns
+from edgespec.runtime.kv import QUANTISED
 from edgespec.runtime.memory.measure import peak_rss_bytes, return_freed_memory
 from edgespec.runtime.providers import NPU
 from edgespec.staging import check_output, staged
@@ -69,12 +71,18 @@ FREED_BLOCKS = 2**18  # torch's intermediate tensors go back to the system when 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """An open checkpoint with its traced graph, how its weights are quantised by their type, what has been proven by type and depth, and
-    a draft's vocabulary if it is not the target's."""
+    """An open checkpoint with its traced graph.
+
+    Attributes:
+        proven: what was measured of its graphs by type of weights and depth, and then by type of KV cache.
+        measured: costs and equal widths by type of weights.
+        choices: how its weights are quantised by their type.
+        vocabulary: a draft's if it is not the target's.
+    """
 
     checkpoint: Checkpoint
     traced: Traced
-    proven: dict[tuple[str, int], Fidelity] = dataclasses.field(default_factory=dict)
+    proven: dict[tuple[str, int], dict[str, Fidelity]] = dataclasses.field(default_factory=dict)
     measured: dict[str, tuple[dict[str, float], Exactness]] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
     vocabulary: OtherVocabulary | None = None
@@ -130,6 +138,8 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] 
     drafts = {f"draft{number if number > 1 else ''}": named for number, named in enumerate(drafts_of(draft), 1)}
     opened = {name: (_open_draft(prepared, named), early_exit_layers(named)) for name, named in drafts.items()}
     for decoder in (prepared.target, *(decoder for decoder, _ in opened.values())):
+        if set(config.kv) & set(QUANTISED):
+            check_kv(decoder.traced.model.graph)
         if NPU in config.profiles:
             static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
     with staged(output, config.force) as folder:
@@ -155,8 +165,9 @@ def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int
             models[head.kind] = _write_head(head, folder, weights, prepared, models["target"], tokenizer.vocab_size)
             drafters.append(DrafterSpec(head.kind, model=head.kind))
     for name, decoder in (("target", prepared.target), *((name, decoder) for name, (decoder, _) in drafts.items())):
+        models[name] = _add_kv_forms(name, folder, models[name], decoder, prepared)
         sequences = [_tokenizer_of(decoder, prepared).encode(text) for text in HELD]
-        models[name] = _prove(name, folder / models[name].graph, models[name], stored[name], decoder, config, sequences)
+        models[name] = use_first(folder, _prove(name, folder, models[name], stored[name], decoder, config, sequences), config.kv)
     sequences = [prepared.tokenizer.encode(text) for text in HELD]
     _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
@@ -285,8 +296,17 @@ def _weights_of(name: str, config: ExportConfig) -> str:
     return config.draft_weights if name.startswith("draft") and config.draft_weights else config.weights
 
 
+def _add_kv_forms(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, prepared: Prepared) -> ModelSpec:
+    """Graphs over the quantised KV caches that are wanted, beside the one over float32 caches, which the proof needs in any case."""
+    wanted = [kv_dtype for kv_dtype in prepared.config.kv if kv_dtype in QUANTISED]
+    if not wanted:
+        return spec
+    with _step(f"{name}: calibrating KV caches", prepared.config.quiet):
+        return add_kv_forms(folder, spec, wanted, calibration_ids(prepared.config, _tokenizer_of(decoder, prepared)))
+
+
 def _prove(
-    name: str, graph: Path, spec: ModelSpec, stored: StoredWeights, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]
+    name: str, folder: Path, spec: ModelSpec, stored: StoredWeights, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]
 ) -> ModelSpec:
     kind = _weights_of(name, config)
     key = (kind, len(spec.layers))
@@ -296,13 +316,15 @@ def _prove(
             if spec.source.derived:
                 model_config = shallow_config(model_config, len(spec.layers))
             original = parity.Original(decoder.checkpoint, model_config, sum(map(math.prod, _shapes(decoder).values())))
-            decoder.proven[key] = parity.check(name, graph, spec, stored, original, sequences)
-    fidelity = decoder.proven[key]
-    parity.require(name, fidelity, kind, config.max_kl)
+            decoder.proven[key] = parity.check(name, folder, spec, stored, original, sequences, config.kv)
+    found = decoder.proven[key]
+    for kv_dtype, fidelity in found.items():
+        parity.require(name, fidelity, kind, config.max_kl, kv_dtype)
     for profile in (*(spec.profiles or {}), *(spec.variants or {})):
         with _step(f"{name}: comparing the {profile} profile", config.quiet):
-            profile_proof.prove(graph.parent, spec, kind, name, profile, sequences)
-    return dataclasses.replace(spec, fidelity=fidelity)
+            profile_proof.prove(folder, spec, kind, name, profile, sequences)
+    forms = {kv_dtype: dataclasses.replace(form, fidelity=found[kv_dtype]) for kv_dtype, form in (spec.kv_forms or {}).items()}
+    return dataclasses.replace(spec, fidelity=found.get(spec.kv_dtype), kv_forms=forms or None)
 
 
 def _measure(folder: Path, spec: ModelSpec, prepared: Prepared, vocabulary: int) -> tuple[ModelSpec, Exactness]:

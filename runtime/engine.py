@@ -34,6 +34,7 @@ from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
+from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
@@ -87,6 +88,7 @@ def load(
     memory_budget: int | str | None = None,
     context: int | None = None,
     draft_window: int | None = None,
+    kv: str | Sequence[str] | None = None,
     providers: Providers | None = None,
     provider_options: Mapping[str, Mapping[str, str]] | None = None,
     strict_providers: bool = False,
@@ -103,6 +105,8 @@ def load(
             given up for it, in the order of :mod:`edgespec.runtime.memory.degrade`, is logged and in the statistics.
         context: tokens of prompt and text to have room for; as many as the bundle was exported for by default.
         draft_window: tokens that a draft model has room for; a longer text it sees the end of. All by default.
+        kv: type of the KV caches, of those that the bundle was exported with: "float32", "int8" or "int4"; the first of these by default.
+            With several, as "float32,int8", a later one is used where the memory budget would else cut the context; it changes the text.
         providers: what to run on, the CPU by default: a name such as "cuda", several in order of preference, or each model's own as
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
@@ -130,6 +134,7 @@ def load(
         budget=budget,
         context=context,
         draft_window=draft_window,
+        kv=kv,
         placements=placements,
         ngram_corpus=ngram_corpus,
         pack_cache=pack_cache,
@@ -147,6 +152,7 @@ class Engine:
         context: int | None,
         placements: Placements,
         draft_window: int | None = None,
+        kv: str | Sequence[str] | None = None,
         ngram_corpus: str | Path | None = None,
         pack_cache: bool = True,
     ) -> None:
@@ -156,18 +162,19 @@ class Engine:
         placements = placements.with_usual_graphs(name for name, spec in manifest.models.items() if spec.reads)  # heads have no others
         profiles = {name: placements.of_model(name).profile for name in manifest.models}
         self.manifest: Manifest = with_profiles(manifest, profiles)
-        """The bundle's, with the limits of the graphs that are used."""
+        """The bundle's, with the graphs that are used and their limits."""
         self.placements = placements
         self.threads = placements.of_model("target").threads
         spec = self.manifest.target
         self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
         corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
-        import_onnxruntime()
+        allowed = kv_choice(kv, self.manifest, import_onnxruntime().__version__)
         self._footprint = footprint(path, self.manifest)
-        wanted = self._footprint.widest(context, draft_window)
+        wanted = self._footprint.widest(context, draft_window, allowed)
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)
         self.settings = self._planned.settings if self._planned else wanted
+        self.manifest = with_kv(self.manifest, self.settings.kv[0])
         self.capacity = self.settings.context
         dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
         own_blocks = KEPT_BLOCKS if budget is None else OWN_BLOCKS
@@ -204,19 +211,19 @@ class Engine:
         """The plan within a budget, None without one, and graphs with saved packs: none where something would have to be given up
         for them."""
         if budget is None:
-            packs = self._open_packs(pack_cache)
+            packs = self._open_packs(pack_cache, wanted)
             self._footprint = self._footprint.with_packs() if packs else self._footprint
             return None, packs
         plan, useful = fit_with_packs(self._footprint, wanted, budget)
-        packs = self._open_packs(pack_cache and useful)
+        packs = self._open_packs(pack_cache and useful, plan.settings)
         return (plan, packs) if packs else (fit(self._footprint, wanted, budget), {})
 
-    def _open_packs(self, wanted: bool) -> dict[str, Path]:
+    def _open_packs(self, wanted: bool, settings: Settings) -> dict[str, Path]:
         """Graphs with saved packs, where they are wanted and can be had."""
         if not wanted or not self.placements.are_usual(self.manifest.models):
             return {}
         try:
-            return open_packs(self.path, self.manifest, self._footprint.weights)
+            return open_packs(self.path, with_kv(self.manifest, settings.kv[0]), self._footprint.weights)
         except BundleError:  # of a graph that ONNX Runtime will refuse, with its own words
             return {}
 
@@ -536,5 +543,5 @@ class Engine:
     def _key(self) -> str:
         """What a measurement depends on. Of the context only whether the measurements fit into it."""
         version, settings = import_onnxruntime().__version__, self.settings
-        shape = (min(settings.context, MEASURED_ROWS), settings.chunk, settings.width)
+        shape = (min(settings.context, MEASURED_ROWS), settings.chunk, settings.width, settings.kv[0])
         return calibration.cache_key((self._bundle_key, machine_name(), version, self.placements.key, *shape))

@@ -155,7 +155,7 @@ def _try_widths(
 
 def _relative(found: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
     """The largest difference in standard deviations of the reference."""
-    moved = float(np.abs(found - reference).max())
+    moved = float(np.abs(np.subtract(found, reference, dtype=np.float32)).max())  # of 8-bit rows, too
     return moved / float(reference.std() or 1e-30) if moved else 0.0
 
 

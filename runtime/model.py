@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.kv import KV_TYPES
 from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
 from edgespec.runtime.session import Choice, failure, in_main_memory, make_session
 
@@ -213,7 +214,7 @@ def feature_inputs(spec: ModelSpec) -> dict[str, int]:
 
 def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
     """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass."""
-    kv = "tensor(float16)" if spec.kv_dtype == "float16" else "tensor(float)"
+    kv = KV_TYPES[spec.kv_dtype]
     inputs: dict[str, tuple[str, list[int | None]]] = {
         "input_ids": ("tensor(int64)", [1, None]),
         "position_ids": ("tensor(int64)", [1, None]),
@@ -230,7 +231,8 @@ def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
         outputs["hidden_states"] = ("tensor(float)", [1, None, spec.hidden_states])
     for index, layer in enumerate(spec.layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
-            inputs[f"past_key_values.{index}.{part}"] = outputs[f"present.{index}.{part}"] = (kv, [1, layer.heads, None, dim])
+            shape = [1, layer.heads, None, kv.columns(dim)]
+            inputs[f"past_key_values.{index}.{part}"] = outputs[f"present.{index}.{part}"] = (kv.tensor, shape)
     for kind, wanted, found in (("input", inputs, session.get_inputs()), ("output", outputs, session.get_outputs())):
         have = {item.name: item for item in found}
         for name, (dtype, shape) in wanted.items():

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import CapacityError
-from edgespec.manifest import KvLayer, ModelSpec
+from edgespec.manifest import ModelSpec
+from edgespec.runtime.kv import KV_TYPES, layer_bytes
 from edgespec.runtime.memory.measure import discard
 
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
@@ -77,7 +78,7 @@ class Rows(abc.ABC):
         self.capacity = capacity
         self.tokens: list[int] = []
         """The tokens whose rows are valid, in order."""
-        self._caches = _allocate_caches(spec.layers, capacity, np.dtype(spec.kv_dtype))
+        self._caches = _allocate_caches(spec, capacity)
         wide = spec.hidden_states or 0
         self._features = zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
         self._stores = [*self._caches, self._features] if spec.hidden_states else self._caches
@@ -200,9 +201,11 @@ def zeroed(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(block, np.uint8)[:size]
 
 
-def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+def _allocate_caches(spec: ModelSpec, capacity: int) -> list[npt.NDArray[Any]]:
     """Key and value of each layer in turn, [1, H, C, D] each."""
-    shapes = [(1, layer.heads, capacity, dim) for layer in layers for dim in (layer.key_dim, layer.value_dim)]
+    kind = KV_TYPES[spec.kv_dtype]
+    dtype = kind.element
+    shapes = [(1, layer.heads, capacity, kind.columns(dim)) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
     sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
     try:
         block = zeroed(sum(sizes))
@@ -217,5 +220,4 @@ def _allocate_caches(layers: Sequence[KvLayer], capacity: int, dtype: np.dtype[A
 
 def bytes_per_row(spec: ModelSpec) -> int:
     """Size of one row of the KV cache over all layers, with its hidden states."""
-    cache = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in spec.layers) * np.dtype(spec.kv_dtype).itemsize
-    return cache + 4 * (spec.hidden_states or 0)
+    return sum(layer_bytes(layer, spec.kv_dtype) for layer in spec.layers) + 4 * (spec.hidden_states or 0)

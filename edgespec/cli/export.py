@@ -20,6 +20,11 @@ PROFILES = click.Choice(["cpu", "webgpu", "npu"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
 
 
+def kv_types(_context: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Names between commas; which ones there are is the exporter's to check."""
+    return tuple(value.replace(" ", "").split(","))
+
+
 @click.command(short_help="Turn a checkpoint and a draft into a bundle.")
 @click.argument("target")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to make for the bundle.")
@@ -39,6 +44,14 @@ EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec
 @click.option("--calibration", type=click.Path(path_type=Path), help="Text file for gptq; the project's own text unless given.")
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")
 @click.option("--context", type=int, help="Largest number of tokens in the KV cache; the model's, at most 4096, unless given.")
+@click.option(
+    "--kv",
+    metavar="TYPE[,TYPE]",
+    callback=kv_types,
+    default="float32",
+    show_default=True,
+    help="KV caches of float32, int8 or int4; of several the first is used unless another is asked for when it is run.",
+)
 @click.option("--max-width", type=int, default=16, show_default=True, help="Most new tokens in a verification pass.")
 @click.option("--profile", "profiles", multiple=True, type=PROFILES, help="Graphs to add for other providers; several are fine.")
 @click.option(

@@ -64,6 +64,9 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
     pairs += head_facts(model)
     if model.fidelity:
         pairs += fidelity_facts(model.fidelity)
+    for kind, form in (model.kv_forms or {}).items():
+        measured = fidelity_facts(form.fidelity)[0][1] if form.fidelity else "not measured"
+        pairs.append((f"with {kind} KV", measured))
     if model.pass_ms:
         pairs.append(("pass cost", ", ".join(f"{width}: {cost:.2f} ms" for width, cost in model.pass_ms.items())))
     return pairs

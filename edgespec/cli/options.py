@@ -137,6 +137,11 @@ OTHERS = (
 )  # fmt: skip
 MEMORY_OPTIONS = (
     click.option("--memory-budget", metavar="SIZE", help="Most memory that the process may take, as 500MB or 1.5GiB."),
+    click.option(
+        "--kv",
+        metavar="TYPE[,TYPE]",
+        help="KV caches of float32, int8 or int4, as the bundle has them; with float32,int8 a budget may take the latter.",
+    ),
     click.option("--pack-cache/--no-pack-cache", default=True, help="Keep packed weights as files in the cache folder, and map them."),
     click.option("--context", type=click.IntRange(1), help="Tokens of prompt and text to have room for; all that the bundle has."),
 )
@@ -164,7 +169,7 @@ ENGINE_OPTIONS = (
     ),
 )
 ENGINE_KEYWORDS = (
-    "memory_budget", "context", "draft_window", "pack_cache", "threads", "providers", "provider_options", "strict_providers",
+    "memory_budget", "context", "draft_window", "kv", "pack_cache", "threads", "providers", "provider_options", "strict_providers",
     "profile", "ngram_corpus",
 )  # fmt: skip
 

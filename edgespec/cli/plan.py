@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @click.argument("bundle", type=BUNDLE)
 @with_options(*MEMORY_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
-def plan(bundle: Path, memory_budget: str | None, context: int | None, pack_cache: bool, as_json: bool) -> None:
+def plan(bundle: Path, memory_budget: str | None, context: int | None, kv: str | None, pack_cache: bool, as_json: bool) -> None:
     """Show what BUNDLE takes in memory on this machine, and with a budget what fits and what is given up for it."""
     from edgespec.runtime.memory.ahead import plan_bundle
 
-    found = plan_bundle(bundle, memory_budget=memory_budget, context=context, pack_cache=pack_cache)
+    found = plan_bundle(bundle, memory_budget=memory_budget, context=context, kv=kv, pack_cache=pack_cache)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -47,6 +47,7 @@ def settings_facts(settings: Settings) -> list[tuple[str, str]]:
     window = f", of which drafts see {settings.draft_window}" if 0 < settings.draft_window < settings.context else ""
     return [
         ("context", f"{settings.context} tokens{window}"),
+        ("KV caches", settings.kv[0]),
         ("draft length", f"at most {settings.width - 1}"),
         ("draft models", ", ".join(settings.drafts) or "none"),
         ("prompts", f"in chunks of {settings.chunk} tokens"),

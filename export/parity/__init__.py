@@ -22,6 +22,7 @@ from edgespec.export.parity.passes import go_on, prefill
 from edgespec.export.reference import Reference
 from edgespec.export.stored import StoredWeights
 from edgespec.manifest import Fidelity, ModelSpec
+from edgespec.runtime.kv import in_form
 from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
@@ -42,16 +43,31 @@ class Original:
     parameters: int
 
 
-def check(name: str, graph: Path, spec: ModelSpec, stored: StoredWeights, original: Original, texts: Sequence[list[int]]) -> Fidelity:
+def check(
+    name: str,
+    folder: Path,
+    spec: ModelSpec,
+    stored: StoredWeights,
+    original: Original,
+    texts: Sequence[list[int]],
+    kv_dtypes: Sequence[str],
+) -> dict[str, Fidelity]:
     """Prove and measure the model ``name`` of a bundle on ``texts``, token sequences of at least four tokens each.
+
+    The graph is proven over float32 caches, where its arithmetic can be told from the original's; then it is measured over each of the
+    ``kv_dtypes`` that users run it with.
 
     Raises:
         ExportError: the graph is not the original's.
     """
-    found = check_graph(graph, spec, stored, original.config, texts[:GRAPH_TEXTS])
+    found = check_graph(folder / spec.graph, spec, stored, original.config, texts[:GRAPH_TEXTS])
     require_graph(name, found)
-    fidelity = divergence(graph, spec, original, texts)
-    return dataclasses.replace(fidelity, graph_rms=found.exact.relative_rms, rounding_kl=found.rounded.kl)
+    measured = {}
+    for kv_dtype in kv_dtypes:
+        form = in_form(spec, kv_dtype)
+        fidelity = divergence(folder / form.graph, form, original, texts)
+        measured[kv_dtype] = dataclasses.replace(fidelity, graph_rms=found.exact.relative_rms, rounding_kl=found.rounded.kl)
+    return measured
 
 
 def divergence(graph: Path, spec: ModelSpec, original: Original, texts: Sequence[list[int]]) -> Fidelity:

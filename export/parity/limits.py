@@ -34,6 +34,8 @@ DIVERGENCE = {
     "int4": Limits(0.8, 1.0),
     "mixed": Limits(0.8, 1.0),
 }
+# What a KV cache of fewer bits may add, measured there as well.
+KV_DIVERGENCE = {"float32": Limits(0.0, 0.0), "int8": Limits(0.05, 0.15), "int4": Limits(0.8, 1.0)}
 
 
 def require_graph(name: str, check: GraphCheck) -> None:
@@ -50,20 +52,23 @@ def require_graph(name: str, check: GraphCheck) -> None:
             )
 
 
-def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None) -> None:
-    """Raise ExportError when the bundle diverges more from the original than is accepted for ``weights``, or more than ``max_kl``."""
-    limits = DIVERGENCE[weights]
+def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None, kv_dtype: str = "float32") -> None:
+    """Raise ExportError when the bundle diverges more from the original than is accepted for ``weights`` and ``kv_dtype``, or more than
+    ``max_kl``."""
+    own, caches = DIVERGENCE[weights], KV_DIVERGENCE[kv_dtype]
+    limits = Limits(max(own.kl, caches.kl), max(own.relative_rms, caches.relative_rms))
+    stored = weights if kv_dtype == "float32" else f"{weights} with a KV cache of {kv_dtype}"
     if max_kl is not None:
         limits = Limits(max_kl, float("inf"))
     if not fidelity.kl <= limits.kl:
         raise ExportError(
-            f"{name}: differs from the original by a KL of {fidelity.kl:.4f} nats where at most {limits.kl:g} is accepted for {weights}; "
+            f"{name}: differs from the original by a KL of {fidelity.kl:.4f} nats where at most {limits.kl:g} is accepted for {stored}; "
             f"{'give a larger --target-size' if weights == 'mixed' else 'choose more bits or a smaller block'}, or raise --max-kl"
         )
     if not fidelity.relative_rms <= limits.relative_rms:
         raise ExportError(
             f"{name}: its logits are off by {fidelity.relative_rms:.3f} of their spread where at most {limits.relative_rms:g} is accepted "
-            f"for {weights}; choose more bits or a smaller block, or name a --max-kl"
+            f"for {stored}; choose more bits or a smaller block, or name a --max-kl"
         )
 
 

@@ -4,7 +4,10 @@
     2. the width of a verification pass  fewer drafted tokens per round
     3. the window of the draft models    they see less of a long text, so fewer of their tokens are accepted
     4. the draft models                  n-gram drafts remain
-    5. the context                       the only one that a text can show: it ends earlier, or a prompt is refused
+    5. the type of the KV caches         only where the caller allows it: other types round, so the text changes
+    6. the context                       the text ends earlier, or a prompt is refused
+
+None but the last two can show in a text.
 
 Each is given up as far as it goes before the next one is touched. What a later step frees is handed back to the earlier ones,
 the last of them first, and to none more than needed.
@@ -49,6 +52,10 @@ def _drafts(settings: Settings) -> Iterator[Settings]:
         yield dataclasses.replace(settings, drafts=settings.drafts[:count], draft_window=settings.draft_window if count else 0)
 
 
+def _kv_types(settings: Settings) -> Iterator[Settings]:
+    return (dataclasses.replace(settings, kv=settings.kv[used:]) for used in range(1, len(settings.kv)))
+
+
 def _contexts(settings: Settings) -> Iterator[Settings]:
     for rows in range(settings.context - 1, LEAST_ROWS - 1, -1):
         if rows % ROWS_STEP == 0:
@@ -60,6 +67,7 @@ ORDER = (
     Step(("width",), _widths),
     Step(("draft_window",), _windows),
     Step(("drafts", "draft_window"), _drafts),
+    Step(("kv",), _kv_types),
     Step(("context",), _contexts),
 )
 
@@ -124,6 +132,8 @@ def describe(wanted: Settings, found: Settings) -> tuple[str, ...]:
         steps.append(f"draft models see the last {found.draft_window} tokens, not {wanted.draft_window}")
     if dropped := [name for name in wanted.drafts if name not in found.drafts]:
         steps.append(f"without {', '.join(dropped)}")
+    if found.kv[0] != wanted.kv[0]:
+        steps.append(f"KV caches of {found.kv[0]}, not {wanted.kv[0]}, which changes the text")
     if found.context < wanted.context:
         steps.append(f"a context of {found.context} tokens, not {wanted.context}")
     return tuple(steps)

@@ -4,7 +4,7 @@ ONNX Runtime packs quantised weights into a layout for the processor at hand, ea
 as private memory: more than the weights themselves. It can also save a graph together with its packs. A session made from
 that file maps them: the system can drop such pages when it needs room, and all processes that run the bundle share one copy.
 
-    cache folder/packs/KEY/      KEY from the bundle's hashes, ONNX Runtime's version and the processor's instruction set
+    cache folder/packs/KEY/      KEY from the bundle's hashes, ONNX Runtime's version, the processor's instruction set and the graphs
         packs.json               size, time and sha256 of each file
         NAME.onnx                graph of a model, as ONNX Runtime saved it
         packs.bin                weights and packs of all of them, equal bytes once
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def open_packs(bundle: Path, manifest: Manifest, weights: Mapping[str, GraphWeig
     if not are_useful(weights) or any(manifest.models[name].graph.endswith(ORT_SUFFIX) for name in weights):
         return {}  # graphs in ONNX Runtime's own format cannot be saved anew
     try:
-        folder = _root() / _key(bundle)
+        folder = _root() / _key(bundle, [manifest.models[name].graph for name in sorted(weights)])
         if not _is_whole(folder):
             _build(bundle, manifest, weights, folder)
         os.utime(folder)  # for the order in which bundles are forgotten
@@ -102,8 +102,8 @@ def _root() -> Path:
     return cache_folder() / "packs"
 
 
-def _key(bundle: Path) -> str:
-    parts = (FORMAT, bundle_key(bundle), import_onnxruntime().__version__, machine_name())
+def _key(bundle: Path, graphs: Sequence[str]) -> str:
+    parts = (FORMAT, bundle_key(bundle), import_onnxruntime().__version__, machine_name(), *graphs)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
 
 

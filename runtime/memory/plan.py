@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.kv import in_form
 from edgespec.runtime.memory.measure import return_freed_memory, usage
 from edgespec.runtime.memory.weights import GraphWeights, read_weights
 from edgespec.runtime.rows import bytes_per_row
@@ -52,6 +53,7 @@ class Settings:
         width: most tokens in a verification pass, one more than can be drafted.
         draft_window: rows of the KV cache of a draft model, which sees so many tokens of the context; 0 without one.
         drafts: draft models by their names in the manifest.
+        kv: types of KV caches: the one that is used, and those that may be used in its place when memory is short.
     """
 
     context: int
@@ -59,6 +61,7 @@ class Settings:
     width: int
     draft_window: int = 0
     drafts: tuple[str, ...] = ()
+    kv: tuple[str, ...] = ("float32",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Footprint:
             self._weights.update((name, read_weights(self._bundle / self._manifest.models[name].graph)) for name in names)
         return self._weights
 
-    def widest(self, context: int | None = None, draft_window: int | None = None) -> Settings:
+    def widest(self, context: int | None = None, draft_window: int | None = None, kv: tuple[str, ...] = ()) -> Settings:
         """The settings without any budget: everything that the bundle has, or as much as is asked for.
 
         Raises:
@@ -144,14 +147,15 @@ class Footprint:
         if draft_window is not None and not windowed:
             raise UsageError(f"draft_window: {draft_window} is for a draft model, which this bundle lacks")
         window = min(draft_window or rows, rows) if windowed else 0
-        return Settings(rows, min(CHUNKS[0], rows), min(target.max_width, rows), window, tuple(sorted(drafts)))
+        width = min(target.max_width, rows)
+        return Settings(rows, min(CHUNKS[0], rows), width, window, tuple(sorted(drafts)), kv or (target.kv_dtype,))
 
     def plan(self, settings: Settings, budget: int | None = None, steps: Sequence[str] = ()) -> Plan:
         """Parts and peak under ``settings``."""
         names = ("target", *settings.drafts)
         weights = [part for name in names for part in self._weight_parts(name, settings)]
         rows = {name: rows_of(name, self._manifest, settings) for name in names}
-        caches = [Part(f"KV cache of {name}", private=count * bytes_per_row(self._spec(name))) for name, count in rows.items()]
+        caches = [Part(f"KV cache of {name}", private=count * self._row(name, settings)) for name, count in rows.items()]
         work = self._working(names, settings)
         parts = (self._held, Part("libraries", evictable=LIBRARIES), *weights, *caches, *work)
         fixed = self._held.total + LIBRARIES + sum(part.total for part in weights)
@@ -168,6 +172,10 @@ class Footprint:
 
     def _spec(self, name: str) -> ModelSpec:
         return self._manifest.models[name]
+
+    def _row(self, name: str, settings: Settings) -> int:
+        """Bytes of a cache row of the type that is used."""
+        return bytes_per_row(in_form(self._spec(name), settings.kv[0]))
 
     def _weight_parts(self, name: str, settings: Settings) -> list[Part]:
         weights = self.weights[name]
@@ -213,7 +221,7 @@ class Footprint:
         target = self._manifest.target
         # Narrow passes behind many rows; wide ones behind few, with two copies of what they leave in the cache.
         rows = max(min(SELF_TEST_ROWS, settings.context), min(SELF_TEST_FEW, settings.context) + 3 * settings.chunk)
-        caches = rows * bytes_per_row(target)
+        caches = rows * self._row("target", settings)
         return caches + HEAP + self._activations("target") * settings.chunk + TEST_COPIES * settings.width * target.vocab_size * 4
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,19 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.bundle import describe_file
-from edgespec.manifest import FORMAT_VERSION, MANIFEST_NAME, DrafterSpec, KvLayer, Manifest, ModelSpec, Quantisation, Source, TokenizerSpec
+from edgespec.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    DrafterSpec,
+    KvForm,
+    KvLayer,
+    Manifest,
+    ModelSpec,
+    Quantisation,
+    Source,
+    TokenizerSpec,
+)
+from edgespec.runtime.kv import KV_TYPES, QUANTISED
 from edgespec.runtime.rows import bias_name
 
 EOS, USER, ASSISTANT = 256, 257, 258
@@ -32,6 +44,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+KV_ELEMENTS = {"float32": FLOAT, "float16": TensorProto.FLOAT16, "int8": TensorProto.INT8, "int4": TensorProto.UINT8}
+KV_STEPS = {"int8": 127, "int4": 7}
+LARGEST_KV = 8.0  # of the attention decoder's keys and values, about
 
 
 def alphabet_table() -> list[int]:
@@ -77,6 +92,7 @@ def make_attention_bundle(
     draft_noise: float | None = None,
     window: int | None = None,
     features: bool = False,
+    kv: Sequence[str] = ("float32",),
     chat: bool | str = False,
     **changes: Any,
 ) -> Path:
@@ -84,20 +100,32 @@ def make_attention_bundle(
 
     ``draft_noise`` adds a draft: the target's weights moved by that share of noise, 0 for the target itself.
     ``window`` makes the second layer attend to so many positions. ``features`` gives the graph the output ``hidden_states``.
+    ``kv`` are types of KV caches, the first one the graphs' own, the others forms of them.
     """
     layers = (KvLayer(heads=2, key_dim=8, value_dim=8), KvLayer(heads=1, key_dim=16, value_dim=16, window=window))
-    graphs = {"target": attention_graph(layers, seed, features=features)}
+    noise = {"target": 0.0} | ({} if draft_noise is None else {"draft": draft_noise})
     if features:
         changes["hidden_states"] = HIDDEN
-    if draft_noise is not None:
-        graphs["draft"] = attention_graph(layers, seed, draft_noise, features=features)
-    return write_bundle(path, graphs, dict.fromkeys(graphs, layers), chat=chat, **changes)
+    graphs = {name: attention_graph(layers, seed, share, features=features, kv_dtype=kv[0]) for name, share in noise.items()}
+    forms = {name: {kind: f"{name}-{kind}.onnx" for kind in kv[1:]} for name in noise}
+    path.mkdir(parents=True, exist_ok=True)
+    for name, others in forms.items():
+        for kind, file in others.items():
+            onnx.save(attention_graph(layers, seed, noise[name], features=features, kv_dtype=kind), str(path / file))
+    return write_bundle(path, graphs, dict.fromkeys(graphs, layers), chat=chat, kv_dtype=kv[0], forms=forms, **changes)
 
 
 def write_bundle(
-    path: Path, graphs: dict[str, onnx.ModelProto], layers: dict[str, tuple[KvLayer, ...]], *, chat: bool | str, **changes: Any
+    path: Path,
+    graphs: dict[str, onnx.ModelProto],
+    layers: dict[str, tuple[KvLayer, ...]],
+    *,
+    chat: bool | str,
+    forms: Mapping[str, Mapping[str, str]] | None = None,
+    **changes: Any,
 ) -> Path:
-    """Write graphs, tokenizer and manifest; the format is the one of docs/bundle.md."""
+    """Write graphs, tokenizer and manifest; the format is the one of docs/bundle.md. ``forms`` are files of graphs over other KV caches,
+    by model and type."""
     path.mkdir(parents=True, exist_ok=True)
     for name, graph in graphs.items():
         onnx.save(graph, str(path / f"{name}.onnx"))
@@ -120,7 +148,8 @@ def write_bundle(
         source=Source(checkpoint="tests"),
     )
     spec = dataclasses.replace(spec, **{name: value for name, value in changes.items() if name in names and name != "vocab_size"})
-    models_ = {name: dataclasses.replace(spec, graph=f"{name}.onnx", layers=layers[name]) for name in graphs}
+    others = {name: {kind: KvForm(file) for kind, file in (forms or {}).get(name, {}).items()} or None for name in graphs}
+    models_ = {name: dataclasses.replace(spec, graph=f"{name}.onnx", layers=layers[name], kv_forms=others[name]) for name in graphs}
     tokenizer_spec = TokenizerSpec(
         file="tokenizer.json",
         fingerprint=hashlib.sha256(vocabulary.encode()).hexdigest(),
@@ -157,7 +186,7 @@ def _logits(table: Sequence[int] | np.ndarray) -> np.ndarray:
     return table.astype(np.float32) if isinstance(table, np.ndarray) else logits_of_table(table)
 
 
-def contract(layers: Sequence[KvLayer]) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+def contract(layers: Sequence[KvLayer], kv_dtype: str = "float32") -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     """Inputs and outputs of the graph contract."""
     value = helper.make_tensor_value_info
     inputs = [
@@ -171,8 +200,9 @@ def contract(layers: Sequence[KvLayer]) -> tuple[list[onnx.ValueInfoProto], list
     outputs = [value("logits", FLOAT, [1, "R", VOCAB])]
     for index, layer in enumerate(layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
-            inputs.append(value(f"past_key_values.{index}.{part}", FLOAT, [1, layer.heads, "C", dim]))
-            outputs.append(value(f"present.{index}.{part}", FLOAT, [1, layer.heads, "C", dim]))
+            shape = [1, layer.heads, "C", KV_TYPES[kv_dtype].columns(dim)]
+            inputs.append(value(f"past_key_values.{index}.{part}", KV_ELEMENTS[kv_dtype], shape))
+            outputs.append(value(f"present.{index}.{part}", KV_ELEMENTS[kv_dtype], shape))
     return inputs, outputs
 
 
@@ -189,7 +219,12 @@ def lookup_graph(logits: np.ndarray) -> onnx.ModelProto:
 
 
 def attention_graph(
-    layers: Sequence[KvLayer], seed: int, noise: float = 0.0, query_heads: int = 2, features: bool = False
+    layers: Sequence[KvLayer],
+    seed: int,
+    noise: float = 0.0,
+    query_heads: int = 2,
+    features: bool = False,
+    kv_dtype: str = "float32",
 ) -> onnx.ModelProto:
     """Embedding of token and position, attention layers with residuals, and a head on the chosen rows."""
     hidden = HIDDEN
@@ -212,21 +247,28 @@ def attention_graph(
         for part, width in widths.items():
             nodes.append(node("MatMul", [f"x{i}", weight(f"{part}{i}.w", hidden, width, scale=hidden**-0.5)], [f"{part}{i}"]))
         past = [f"past_key_values.{i}.key", f"past_key_values.{i}.value"]
+        scales, kind = [], {}
+        if kv_dtype in QUANTISED:
+            for part, dim in (("k", layer.key_dim), ("v", layer.value_dim)):
+                weights[f"{part}{i}.scale"] = np.full((1, layer.heads, 1, dim), LARGEST_KV / KV_STEPS[kv_dtype], np.float32)
+            scales = ["", f"k{i}.scale", f"v{i}.scale"]
+            kind = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": int(kv_dtype[3:])}
         nodes.append(
             node(
                 "GroupQueryAttention",
-                [f"q{i}", f"k{i}", f"v{i}", *past, "seqlens_k", "total_sequence_length", "", "", "", bias_name(layer.window)],
+                [f"q{i}", f"k{i}", f"v{i}", *past, "seqlens_k", "total_sequence_length", "", "", "", bias_name(layer.window), *scales],
                 [f"attended{i}", f"present.{i}.key", f"present.{i}.value"],
                 domain="com.microsoft",
                 num_heads=query_heads,
                 kv_num_heads=layer.heads,
+                **kind,
             )
         )
         nodes.append(node("MatMul", [f"attended{i}", weight(f"o{i}.w", query_heads * layer.value_dim, hidden, scale=0.7)], [f"mixed{i}"]))
         nodes.append(node("Add", [f"x{i}", f"mixed{i}"], [f"x{i + 1}"]))
     nodes.append(node("Gather", [f"x{len(layers)}", "logit_rows"], ["rows"], axis=1))
     nodes.append(node("MatMul", ["rows", weight("head", hidden, VOCAB)], ["logits"]))
-    inputs, outputs = contract(layers)
+    inputs, outputs = contract(layers, kv_dtype)
     if features:
         nodes.append(node("Identity", [f"x{len(layers)}"], ["hidden_states"]))
         outputs.append(helper.make_tensor_value_info("hidden_states", FLOAT, [1, "S", hidden]))

@@ -8,6 +8,12 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
+from edgespec.runtime.kv import LEAST_ONNXRUNTIME
+
+needs_quantised_kv = pytest.mark.skipif(
+    tuple(map(int, onnxruntime.__version__.split(".")[:2])) < LEAST_ONNXRUNTIME, reason="this ONNX Runtime has no quantised KV caches"
+)
+
 
 def wheel_library() -> Path:
     """The library inside the installed package, for the C backend; the test is skipped where the wheel has none."""

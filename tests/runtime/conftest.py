@@ -13,7 +13,7 @@ from edgespec.runtime.ort import LIBRARY_VARIABLE
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
 
-BOTH_WAYS = ("test_cache", "test_chat", "test_engine", "test_model", "test_stream", "test_text")
+BOTH_WAYS = ("test_cache", "test_chat", "test_engine", "test_kv", "test_model", "test_stream", "test_text")
 """Test files that the default run goes through with and without the packages."""
 
 

@@ -23,12 +23,13 @@ from edgespec.runtime.memory.plan import LEAST_ROWS, Footprint, Part, Settings
 from edgespec.runtime.memory.weights import Matrix, read_weights
 from tests.helpers.bundles import make_attention_bundle, make_lookup_bundle
 
-FIELDS = ("chunk", "width", "draft_window", "drafts", "context")
+FIELDS = ("chunk", "width", "draft_window", "drafts", "kv", "context")
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_attention_bundle(tmp_path_factory.mktemp("plan") / "b", draft_noise=0.1, capacity=4096, max_width=16)
+    folder = tmp_path_factory.mktemp("plan") / "b"
+    return make_attention_bundle(folder, draft_noise=0.1, kv=("float32", "int8"), capacity=4096, max_width=16)
 
 
 @pytest.fixture
@@ -98,12 +99,12 @@ def test_what_there_is_fits_without_a_budget(footprint: Footprint) -> None:
 
 def test_every_budget_is_kept_and_in_order(footprint: Footprint) -> None:
     """200 random budgets. A step is taken only if all before it are taken as far as they go and it does not fit yet."""
-    wanted = footprint.widest()
+    wanted = dataclasses.replace(footprint.widest(), kv=("float32", "int8"))
     smallest = wanted
     for step in ORDER:
         *_, smallest = itertools.chain([smallest], step.smaller(smallest))
     most, least = footprint.plan(wanted).ceiling, footprint.plan(smallest).ceiling
-    assert fit(footprint, wanted, least).settings == smallest == Settings(LEAST_ROWS, chunk=32, width=4)
+    assert fit(footprint, wanted, least).settings == smallest == Settings(LEAST_ROWS, chunk=32, width=4, kv=("int8",))
     taken = set()
     for budget in random.Random(0).sample(range(least, most), 200):
         plan = fit(footprint, wanted, budget)
