@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import EXACT, ROUNDED
+from edgespec.export.parity.limits import EXACT, ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placement
@@ -36,7 +36,7 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
     for text in texts[:PROOF_TEXTS]:
         wanted, logits = (_logits(each, list(text[:capacity]), model.spec.max_width) for each in (usual, model))
         found = parity.compare(wanted, logits)
-        if not (found.kl <= limits.kl and found.relative_rms <= limits.relative_rms):
+        if not within(found, limits):
             raise ExportError(
                 f"{name}: logits of its {profile} profile are off from its usual graph by {found.relative_rms:.2g} of their spread "
                 f"(at most {limits.relative_rms:g}); this is a fault of the translation, please report it with the model's name"

@@ -44,7 +44,7 @@ def require_graph(name: str, check: GraphCheck) -> None:
         (check.exact, ROUNDED if check.always_rounds else EXACT, "float"),
         (check.rounded, EXACT if check.rounded is check.exact else ROUNDED, "8-bit"),
     ):
-        if not _within(found, limits):
+        if not within(found, limits):
             raise ExportError(
                 f"{name}: its graph does not compute what the original does: on the same weights, in {arithmetic} arithmetic, its logits "
                 f"are off by {found.relative_rms:.2g} of their spread (at most {limits.relative_rms:g}) and by a KL of {found.kl:.2g} "
@@ -72,5 +72,6 @@ def require(name: str, fidelity: Fidelity, weights: str, max_kl: float | None, k
         )
 
 
-def _within(found: Fidelity, limits: Limits) -> bool:
+def within(found: Fidelity, limits: Limits) -> bool:
+    """False for distances that are no numbers, too."""
     return found.kl <= limits.kl and found.relative_rms <= limits.relative_rms

@@ -79,17 +79,8 @@ def pipeline(
     """The passes in order; ``plan`` quantises the weights, ``early_exit`` keeps that many layers, ``capacity`` is the number of
     positions that the cache can hold, ``taps`` are the hidden states that draft heads read, ``style`` is what a provider wants."""
     plan = Plan.of(plan)
-    cut = [EarlyExit(early_exit)] if early_exit is not None else []
-    tapped = [TapFeatures(taps)] if taps else []
     return Pipeline(
-        *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
-        *tapped,  # needs the markers, too
-        RemoveMarkers(),  # so that later passes see what really follows what
-        ConstantShapes(),  # before folding: shapes that are constant here are not computed there
-        Tidy(),  # equal cos and sin slices of all layers become one
-        FoldLayout(),  # after folding, when shapes are constants
-        FoldOffsets(),  # after folding, when offsets are plain constants
-        FusePartialRotary(),  # before FlattenHeads, while heads are an axis of their own
+        *_beginning(early_exit, taps),
         FlattenHeads(),  # puts its transposes where the model's own ones meet them
         CancelLayout(),  # needs constant shapes
         MergeProjections(plan),  # before lowering, while weights are one value each
@@ -110,17 +101,8 @@ def static_pipeline(plan: Plan | Scheme | None, early_exit: int | None, sizes: S
     """The passes for a graph of fixed shapes out of standard operators, which is what an NPU's compiler takes. Arguments and
     order are those of :func:`pipeline` where nothing is said."""
     plan = Plan.of(plan)
-    cut = [EarlyExit(early_exit)] if early_exit is not None else []
-    tapped = [TapFeatures(taps)] if taps else []
     return Pipeline(
-        *cut,
-        *tapped,
-        RemoveMarkers(),
-        ConstantShapes(),
-        Tidy(),
-        FoldLayout(),
-        FoldOffsets(),
-        FusePartialRotary(),
+        *_beginning(early_exit, taps),
         CancelLayout(),  # heads stay an axis: the cache is joined along rows of [1, heads, S, D]
         MergeProjections(plan),  # as in the other graphs, so that the weights are the same bytes
         LowerNorm(standard=True),
@@ -133,3 +115,19 @@ def static_pipeline(plan: Plan | Scheme | None, early_exit: int | None, sizes: S
         FixShapes(sizes.width, sizes.rows, sizes.capacity),  # last: other passes tell the tokens' axis by its being dynamic
         Tidy(),
     )
+
+
+def _beginning(early_exit: int | None, taps: Sequence[str]) -> list[ir.passes.InPlacePass]:
+    """What comes first in every graph, while heads are an axis of their own."""
+    cut = [EarlyExit(early_exit)] if early_exit is not None else []
+    tapped = [TapFeatures(taps)] if taps else []
+    return [
+        *cut,  # first: it needs the markers, and nobody else needs the layers that it drops
+        *tapped,  # needs the markers, too
+        RemoveMarkers(),  # so that later passes see what really follows what
+        ConstantShapes(),  # before folding: shapes that are constant here are not computed there
+        Tidy(),  # equal cos and sin slices of all layers become one
+        FoldLayout(),  # after folding, when shapes are constants
+        FoldOffsets(),  # after folding, when offsets are plain constants
+        FusePartialRotary(),
+    ]

@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.export import ExportConfig, ExportReport, export_bundle
 from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.talking import make_talking_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
     """That checkpoint in int8 with its own first layer as draft."""
     return export(llama, tmp_path_factory.mktemp("bundles") / "pair", draft="layers:1", weights="int8")
+
+
+@pytest.fixture(scope="session")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that answers."""
+    return make_talking_checkpoint(tmp_path_factory.mktemp("talking") / "checkpoint")
 
 
 def export(target: Path, output: Path, **options: object) -> ExportReport:

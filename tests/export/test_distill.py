@@ -42,7 +42,7 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.helpers.bundles import EOS, VOCAB, make_attention_bundle
 from tests.helpers.checkpoints import make_checkpoint
-from tests.helpers.talking import CONTEXT, make_talking_checkpoint
+from tests.helpers.talking import CONTEXT
 
 SMALL = {"tokens": 1200, "epochs": 6, "shard_texts": 16, "answer_tokens": 48, "batch_rows": 512, "slots": 8, "weights": "fp32"}
 
@@ -54,11 +54,6 @@ def one_thread() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_talking_checkpoint(tmp_path_factory.mktemp("talking") / "checkpoint")
 
 
 def config_of(target: Path, output: Path, **options: Any) -> DistillConfig:

@@ -13,18 +13,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.export.distill.workplace import Workplace
-from tests.helpers.talking import make_talking_checkpoint
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["--tokens", "2000", "--epochs", "3", "--shard-texts", "12", "--answer-tokens", "48", "--batch-rows", "256", "--weights", "fp32"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_talking_checkpoint(tmp_path_factory.mktemp("talking") / "checkpoint")
 
 
 def start(words: list[str], launcher: tuple[str, ...] = ("-m", "edgespec")) -> subprocess.Popen[str]:

@@ -11,10 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from edgespec.errors import CheckpointError
-from edgespec.export.checkpoint import Checkpoint, open_checkpoint
-from edgespec.export.trace.model import build_empty
 from tests.export.conftest import export
-from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.checkpoints import make_checkpoint, opened
 
 SETTINGS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "num_hidden_layers": 2}
 Tensors = dict[str, torch.Tensor]
@@ -36,12 +34,6 @@ def write(folder: Path) -> tuple[Tensors, Tensors]:
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
     assert len(wanted) == 4
     return tensors, wanted
-
-
-def opened(path: Path) -> Checkpoint:
-    checkpoint = open_checkpoint(str(path))
-    checkpoint.bind(build_empty(checkpoint.config_copy()))
-    return checkpoint
 
 
 def test_values_are_those_of_transformers(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from edgespec.runtime import Engine, drafters
 from edgespec.runtime.drafters.draft_model import DraftModel
 from tests.export.conftest import export
 from tests.helpers.checkpoints import make_model
+from tests.helpers.tokenizers import byte_level
 
 TEXT = [
     "the cat sat on the mat and the dog sat on the log",
@@ -35,18 +36,6 @@ TEXT = [
     "über die Brücke führt der Weg, naïve façade",
 ]
 PROMPT = "the cat sat on the log and a ferry leaves"
-SPECIAL = ["<eos>", "<user>"]
-
-
-def byte_level(size: int, texts: Sequence[str], special: Sequence[str] = SPECIAL) -> RawTokenizer:
-    """GPT-2's kind: text in its byte alphabet."""
-    tokenizer = RawTokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens(list(special))
-    return tokenizer
 
 
 def metaspace(size: int, texts: Sequence[str]) -> RawTokenizer:

@@ -14,15 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgespec.errors import CheckpointError, EdgespecError, UnsupportedModelError
-from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.gguf_file import EXACT
 from edgespec.export.checkpoint.packed import Packed
 from edgespec.export.quantise import dequantise
 from edgespec.export.recipe import Scheme
-from edgespec.export.trace.model import build_empty
 from tests.export.conftest import export
 from tests.export.test_gguf import write_gguf
-from tests.helpers.checkpoints import make_checkpoint
+from tests.helpers.checkpoints import make_checkpoint, opened
 
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -121,12 +119,6 @@ def write(folder: Path, kind: str, writer: Callable[[torch.Tensor], tuple[Tensor
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIGS[kind]}))
     return wanted
-
-
-def opened(path: Path) -> Checkpoint:
-    checkpoint = open_checkpoint(str(path))
-    checkpoint.bind(build_empty(checkpoint.config_copy()))
-    return checkpoint
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -5,7 +5,6 @@ They run on the CPU here, and on their own provider where it and a device are th
 
 from __future__ import annotations
 
-import collections
 from pathlib import Path
 
 import onnx
@@ -23,7 +22,7 @@ from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
-from tests.helpers.graphs import places
+from tests.helpers.graphs import operators, places
 
 WIDTHS = (1, 8, 16)
 
@@ -50,10 +49,6 @@ def report(checkpoint: Path) -> ExportReport:
 @pytest.fixture(scope="module")
 def bundle(report: ExportReport) -> Path:
     return report.output
-
-
-def operators(graph: Path) -> collections.Counter[str]:
-    return collections.Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
 
 
 def test_webgpu_equals_torch_through_prefill_trees_and_rollback(checkpoint: Path, bundle: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from edgespec.export.checkpoint import Checkpoint, open_checkpoint
+from edgespec.export.trace.model import build_empty
 from tests.helpers.bundles import EOS, VOCAB, byte_tokenizer
 
 CAPACITY = 96
@@ -73,3 +75,10 @@ def make_checkpoint(folder: Path, architecture: str = "llama", seed: int = 0, **
     assert len(tokenizer) == VOCAB
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def opened(path: Path) -> Checkpoint:
+    """As the exporter opens a checkpoint, with the names of its model."""
+    checkpoint = open_checkpoint(str(path))
+    checkpoint.bind(build_empty(checkpoint.config_copy()))
+    return checkpoint

@@ -6,7 +6,7 @@ import functools
 import json
 import random
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ def _byte_level(pre_tokenizer: Any, special: list[AddedToken], **model: Any) -> 
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return _trained(tokenizer, 2000, special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(size: int, texts: Sequence[str], special: Sequence[str] = ("<eos>", "<user>")) -> tokenizers.Tokenizer:
+    """GPT-2's kind, trained on ``texts``: text in its byte alphabet."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:

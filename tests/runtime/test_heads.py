@@ -174,14 +174,7 @@ def formula(made: Made, given: np.ndarray, context: list[int], path: tuple[int, 
 
 def test_eagle_goes_on_from_what_two_texts_share(made: Made) -> None:
     model, other = made.head(), made.head()
-    run = model.run
-    ran: list[int] = []
-
-    def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
-        ran.append(len(tokens))
-        return run(tokens, *more, **others)
-
-    model.run = counted  # type: ignore[method-assign]
+    ran = counted_tokens(model)
     given = np.zeros((0, 0), np.float32)
     first = [*PROMPT, 1, 2, 3]
     for context in (first, [*PROMPT, 1, 7, 8, 9], [5, *first[1:]], first):
@@ -215,10 +208,10 @@ def test_eagle_bridges_tokens_that_no_pass_has_seen(made: Made) -> None:
     assert cache.begin([*context, 259], 259) is None
 
 
-def counted_tokens(engine: Engine, name: str) -> list[int]:
+def counted_tokens(model: Model) -> list[int]:
     """Filled with the number of tokens of each pass of a model from now on."""
-    model, ran = engine._models.get(name), []
     run = model.run
+    ran: list[int] = []
 
     def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
         ran.append(len(tokens))
@@ -236,7 +229,7 @@ def test_conversations_take_turns(made: Made, tmp_path: Path) -> None:
         with load(made.int8, threads=1) as engine:
             chats = [engine.chat(drafter=drafter, draft_length=3, max_new_tokens=6, ignore_eos=True) for _ in range(2)]
             texts = [chat.send(text).result().text for chat in chats for text in said[:1]]
-            ran = counted_tokens(engine, drafter) if drafter == "eagle" else []
+            ran = counted_tokens(engine._models.get(drafter)) if drafter == "eagle" else []
             first_passes = []
             for chat in chats:
                 ran.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from edgespec.runtime.text.tokenizer import _Package  # noqa: E402
 from edgespec.runtime.text.translate import TAIL, SharedIds, Translator  # noqa: E402
+from tests.helpers.tokenizers import byte_level  # noqa: E402
 
 TEXTS = [
     "the cat sat on the mat and the dog sat on the log, and the cat looked at the dog " * 3,
@@ -18,16 +19,6 @@ TEXTS = [
     "über die Brücke führt der Weg 🙂 naïve façade, 日本語のテキスト " * 3,
     "<user>hello<eos><user>and    many   spaces\t\ttabs<eos>",
 ]
-
-
-def byte_level(size: int, texts: Sequence[str]) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
-    tokenizer.add_special_tokens(["<eos>", "<user>"])
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
