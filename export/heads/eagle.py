@@ -78,16 +78,18 @@ class EagleHead(Head):
     def prove(self, folder: Path, spec: ModelSpec, samples: list[Sample], config: ExportConfig) -> ModelSpec:
         assert self._stored is not None, "it was written"
         meant = self._in_torch(self._stored, samples)
+        graph = folder / spec.graph
+        logits: dict[Path, list[np.ndarray]] = {}
 
         def distance(path: Path, texts: int) -> Fidelity:
-            pairs = zip(meant[:texts], _exported(path, spec, samples[:texts]), strict=True)
-            return parity.mean([parity.compare(wanted, found) for wanted, found in pairs])
+            logits[path] = _exported(path, spec, samples[:texts])
+            return parity.mean([parity.compare(*pair) for pair in zip(meant[:texts], logits[path], strict=True)])
 
-        check = parity.both_arithmetics(folder / spec.graph, distance, len(samples))
+        check = parity.both_arithmetics(graph, distance, len(samples))
         parity.require_graph(self.kind, check)
-        found = _exported(folder / spec.graph, spec, samples)
+        found = logits[graph]
         original = self._in_torch(self.checkpoint, samples)
-        fidelity = parity.mean([parity.compare(wanted, logits) for wanted, logits in zip(original, found, strict=True)])
+        fidelity = parity.mean([parity.compare(*pair) for pair in zip(original, found, strict=True)])
         parity.require(self.kind, fidelity, config.draft_weights or config.weights, config.max_kl)
         fidelity = dataclasses.replace(fidelity, graph_rms=check.exact.relative_rms, rounding_kl=check.rounded.kl)
         return dataclasses.replace(spec, fidelity=fidelity, accuracy=((self._share_right(samples, found),),))
