@@ -19,8 +19,10 @@ loaded = time.perf_counter() - start
 def generate(ids: list[int], new_tokens: int, **options: Any) -> Answer:
     # A prompt of one other token empties the cache: a prompt's rows would be reused from the run before.
     engine.generate([ids[0] + 1], max_new_tokens=1, drafter="none", exactness="fast")
-    result = engine.generate(ids, max_new_tokens=new_tokens, ignore_eos=True, **options)
-    return list(result.token_ids), result.stats.time_to_first_token_s, result.stats.decode_s
+    result = engine.generate(ids, max_new_tokens=new_tokens, **{"ignore_eos": True, **options})
+    stats = result.stats.as_dict()
+    told = {name: stats[name] for name in ("target_passes", "drafted_by_position", "accepted_by_position")}
+    return list(result.token_ids), stats["time_to_first_token_s"], stats["decode_s"], told
 
 
 MODES: dict[str, dict[str, Any]] = {

@@ -3,7 +3,8 @@ nothing but the standard library.
 
     {"ids": [...], "new_tokens": 64, "mode": "plain"} -> {"ids": [...], "prefill_s": 0.1, "decode_s": 0.4, "peak_rss_bytes": 1}
 
-``prefill_s`` is the time to the first token, ``decode_s`` how long the tokens after it took. A mode that fails answers ``{"error": ...}``.
+``prefill_s`` is the time to the first token, ``decode_s`` how long the tokens after it took; an engine may tell more. A mode that fails
+answers ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Answer = tuple[list[int], float, float]
+Answer = tuple[list[int], float, float] | tuple[list[int], float, float, dict[str, Any]]
+"""Token ids, ``prefill_s``, ``decode_s``, and what else the engine tells."""
 
 DRAFTED, NGRAM = 3, 3
 """Tokens that are drafted at a time, and the length of n-grams that are looked up, where an engine does not choose by itself."""
@@ -29,11 +31,12 @@ def serve(engine: str, load_s: float, modes: dict[str, Callable[[list[int], int]
         request = json.loads(line)
         answer: dict[str, Any]
         try:
-            ids, prefill_s, decode_s = modes[request["mode"]](request["ids"], request["new_tokens"])
+            ids, prefill_s, decode_s, *more = modes[request["mode"]](request["ids"], request["new_tokens"])
         except Exception as error:  # whatever a peer raises is told, and the next request may be another mode's
             answer = {"error": f"{type(error).__name__}: {error}"}
         else:
             answer = {"ids": ids, "prefill_s": prefill_s, "decode_s": decode_s, "peak_rss_bytes": peak_rss_bytes()}
+            answer.update(*more)
         print(json.dumps(answer), file=out, flush=True)
 
 
