@@ -143,9 +143,19 @@ class StaticProfile:
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """A model once more, as a ``graph`` for passes of any width that other providers can run (docs/providers.md). It points into the
-    model's own files of weights."""
+    model's own files of weights.
+
+    Where ``graph`` has no attention bias and so takes chains only, ``tree`` is the one for trees, over the same cache. ``kv_dtype`` is the
+    type of the cache and of the bias. ``top`` is how many of the likeliest tokens the graphs name beside the logits. ``take`` and ``put``
+    are graphs that copy rows out of a cache in a device's memory, and write rows into it.
+    """
 
     graph: str
+    tree: str | None = None
+    kv_dtype: str = "float32"
+    top: int | None = None
+    take: str | None = None
+    put: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

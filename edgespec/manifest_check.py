@@ -9,7 +9,7 @@ from edgespec.decode import plain, short
 from edgespec.errors import BundleError
 
 if TYPE_CHECKING:
-    from edgespec.manifest import Manifest, ModelSpec, StaticProfile, TokenizerSpec
+    from edgespec.manifest import Manifest, ModelSpec, StaticProfile, TokenizerSpec, Variant
 
 MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**20
@@ -87,10 +87,18 @@ class _Checks:
         for profile, variant in (model.variants or {}).items():
             self._name(profile, f"{field}.variants")
             self.need(profile not in (model.profiles or {}), f"{field}.variants", profile, "is also the name of a static profile")
-            self.need_file(variant.graph, f"{field}.variants.{plain(profile)}.graph")
+            self._variant(variant, model, f"{field}.variants.{plain(profile)}")
         for width, cost in (model.pass_ms or {}).items():
             self.need(bool(WIDTH.fullmatch(width)), f"{field}.pass_ms", width, "is not the width of a pass")
             self.need(cost >= 0, f"{field}.pass_ms.{width}", cost, "is not a duration")
+
+    def _variant(self, variant: Variant, model: ModelSpec, field: str) -> None:
+        for part in ("graph", "tree", "take", "put"):
+            self.need_file(getattr(variant, part), f"{field}.{part}")
+        self.need((variant.take is None) == (variant.put is None), f"{field}.put", variant.put, "goes with take, and take with it")
+        self.need(variant.tree is None or variant.take is not None, f"{field}.tree", variant.tree, "is without take and put")
+        self.need(variant.kv_dtype in ("float32", "float16"), f"{field}.kv_dtype", variant.kv_dtype, "is not float32 or float16")
+        self.need(variant.top is None or 1 < variant.top <= model.vocab_size, f"{field}.top", variant.top, "is not within the vocabulary")
 
     def _name(self, name: str, field: str) -> None:
         self.need(bool(MODEL_NAME.fullmatch(name)), field, name, "is not a name of lower-case letters, digits, '_' and '-'")

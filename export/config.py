@@ -13,7 +13,7 @@ METHODS = ("gptq", "search", "rtn")
 DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
 KV_TYPES = ("float32", "int8", "int4")
-PROFILES = ("cpu", "webgpu", "npu")
+PROFILES = ("cpu", "cuda", "webgpu", "npu")
 NPU_WIDTHS = (1, 5, 64)
 LAYERS_PREFIX, SELF = "layers:", "self"
 
@@ -32,8 +32,8 @@ class ExportConfig:
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     ``kv`` are the types of KV caches of target and draft models, a graph for each over the same weights; the first is used unless the
     other is asked for. Draft heads keep float32.
-    ``profiles`` are graphs to add to the one that every model has, "webgpu" or "npu" ("cpu" stands for that one). ``npu_widths`` are the
-    numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
+    ``profiles`` are graphs to add to the one that every model has: "cuda", "webgpu" or "npu" ("cpu" stands for that one). ``npu_widths``
+    are the numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
     ``ort_format`` writes graphs in ONNX Runtime's own format.
     ``taps`` are hidden states that the target gives besides those that heads read (:mod:`edgespec.export.passes.tap_features`).
     """

@@ -57,7 +57,14 @@ def _converted(folder: Path, spec: ModelSpec) -> ModelSpec:
         for name, profile in spec.profiles.items()
     }
     variants = spec.variants and {
-        name: dataclasses.replace(variant, graph=_save(folder, variant.graph)) for name, variant in spec.variants.items()
+        name: dataclasses.replace(
+            variant,
+            graph=_save(folder, variant.graph),
+            tree=variant.tree and _save(folder, variant.tree),
+            take=variant.take and _save(folder, variant.take),
+            put=variant.put and _save(folder, variant.put),
+        )
+        for name, variant in spec.variants.items()
     }
     forms = spec.kv_forms and {kind: dataclasses.replace(form, graph=_save(folder, form.graph)) for kind, form in spec.kv_forms.items()}
     return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles, variants=variants, kv_forms=forms)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from edgespec import __version__
 from edgespec.bundle import describe_file
 from edgespec.errors import CapacityError, UsageError
-from edgespec.export import ort_format, parity, profile_proof, static_profile
+from edgespec.export import ort_format, parity, profile_proof, static_profile, variants
 from edgespec.export.checkpoint import Checkpoint, open_checkpoint
 from edgespec.export.checkpoint.complete import check_complete, is_untied
 from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, SELF, ExportConfig, ExportReport, drafts_of, early_exit_layers
@@ -44,7 +44,6 @@ from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
 from edgespec.export.trace.model import build_empty, matrix_names, tied_names
 from edgespec.export.trace.windows import check_windows
-from edgespec.export.variants import STYLES, write_variant
 from edgespec.export.vocabulary import OtherVocabulary, other_vocabulary
 from edgespec.export.weights import WeightFile, count_recipes
 from edgespec.manifest import (
@@ -140,6 +139,7 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] 
     for decoder in (prepared.target, *(decoder for decoder, _ in opened.values())):
         if set(config.kv) & set(QUANTISED):
             check_kv(decoder.traced.model.graph)
+        variants.check(decoder.traced.model, config.profiles)
         if NPU in config.profiles:
             static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
     with staged(output, config.force) as folder:
@@ -209,7 +209,9 @@ def _write_model(
         pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in sizes}
         profiles = {NPU: write_graphs(name, pipelines, write)}
     styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
-    variants = {profile: write_variant(name, profile, styled, write) for profile in dict.fromkeys(config.profiles) if profile in STYLES}
+    vocabulary = min(len(_tokenizer_of(decoder, prepared)), decoder.traced.vocab_size)
+    wanted = [profile for profile in variants.NAMES if profile in config.profiles]
+    others = {profile: variants.write_variant(name, profile, vocabulary, styled, folder, write) for profile in wanted}
     origin, traced = decoder.checkpoint.origin, decoder.traced
     token_ids, tokenizer = decoder.vocabulary.save(folder, name) if decoder.vocabulary else (None, None)
     spec = ModelSpec(
@@ -228,7 +230,7 @@ def _write_model(
         hidden_states=len(taps) * traced.hidden_size or None,
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
         profiles=profiles,
-        variants=variants or None,
+        variants=others or None,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 

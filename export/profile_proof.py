@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import EXACT, ROUNDED, within
+from edgespec.export.parity.limits import EXACT, HALF, ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placement
@@ -32,9 +32,13 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
     capacity = min(PROOF_TOKENS, spec.capacity)
     model = open_model(folder, profile_spec(spec, profile, name), place, capacity=capacity)
     usual = open_model(folder, spec, dataclasses.replace(place, profile=DYNAMIC), capacity=capacity)
-    limits = EXACT if weights == "fp32" else ROUNDED
+    limits = ROUNDED if weights != "fp32" else HALF if model.spec.kv_dtype == "float16" else EXACT
     for text in texts[:PROOF_TEXTS]:
         wanted, logits = (_logits(each, list(text[:capacity]), model.spec.max_width) for each in (usual, model))
+        if not np.isfinite(logits).all():
+            raise ExportError(
+                f"{name}: computes numbers that 16-bit floats cannot hold, as its {profile} profile has them; leave --profile {profile} out"
+            )
         found = parity.compare(wanted, logits)
         if not within(found, limits):
             raise ExportError(

@@ -1,22 +1,53 @@
-"""The webgpu profile: a model once more, as a graph for passes of any width out of what another provider's kernels do right, over the
-bundle's own weights."""
+"""The webgpu and cuda profiles: a model once more, as graphs for passes of any width out of what another provider's kernels do right or
+fast, over the bundle's own weights."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
 
 from edgespec.export.passes import Pipeline, Style
+from edgespec.export.passes.half_floats import check_half
+from edgespec.export.row_graphs import put_graph, take_graph
 from edgespec.export.static_profile import WriteGraph
 from edgespec.manifest import Variant
 
-STYLES = {
-    # WebGPU's attention ignores position_ids where it rotates q and k, and there is no FusedMatMul.
-    "webgpu": Style(packed=False, standard=True),
-}
+CUDA, WEBGPU = "cuda", "webgpu"
+NAMES = (WEBGPU, CUDA)
+TOP = 64
+# WebGPU's attention ignores position_ids where it rotates q and k, and there is no FusedMatMul.
+WEBGPU_STYLE = Style(packed=False, standard=True)
+# CUDA's attention has kernels for 16-bit floats alone, and its fast ones take no bias.
+CHAINS = Style(trees=False, half=True)
+TREES = Style(packed=False, half=True)
 
 
-def write_variant(name: str, profile: str, passes: Callable[[Style], Pipeline], write: WriteGraph) -> Variant:
-    """Have the graph of the model ``name`` written for this profile."""
+def check(traced: ir.Model, profiles: tuple[str, ...]) -> None:
+    """Refuse what a profile cannot be made of.
+
+    Raises:
+        UnsupportedModelError: says what it is about the model.
+    """
+    if CUDA in profiles:
+        check_half(traced.graph)
+
+
+def write_variant(
+    name: str, profile: str, vocabulary: int, passes: Callable[[Style], Pipeline], folder: Path, write: WriteGraph
+) -> Variant:
+    """Have the graphs of the model ``name`` written into ``folder`` for this profile; its tokenizer has ``vocabulary`` tokens."""
     graph = f"{name}.{profile}.onnx"
-    write(passes(STYLES[profile]), graph)
-    return Variant(graph)
+    if profile == WEBGPU:
+        write(passes(WEBGPU_STYLE), graph)
+        return Variant(graph)
+    top = min(TOP, vocabulary)
+    tree, take, put = (f"{name}.{profile}.{part}.onnx" for part in ("tree", "take", "put"))
+    for style, file in ((CHAINS, graph), (TREES, tree)):
+        write(passes(dataclasses.replace(style, top=(top, vocabulary))), file)
+    caches = ir.load(folder / tree).graph
+    ir.save(take_graph(caches), folder / take)
+    ir.save(put_graph(caches), folder / put)
+    return Variant(graph, tree=tree, kv_dtype="float16", top=top, take=take, put=put)

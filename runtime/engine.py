@@ -111,7 +111,7 @@ def load(
             in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
-        profile: which of the bundle's graphs to run, "cpu", "webgpu" or "npu", also by model; by default the one that the provider can.
+        profile: which of the bundle's graphs to run, "cpu", "cuda", "webgpu" or "npu", also by model; by default what the provider can.
         threads: threads of a pass, also by model ("target=4,draft=1"); by default the cores that the process may use.
         ngram_corpus: a text file in which the n-gram drafter looks for continuations, besides prompt and text.
         pack_cache: keep packed weights in the user's cache folder, as files that are mapped (:mod:`edgespec.runtime.memory.pack_cache`).
@@ -455,6 +455,7 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             raise UsageError(BUSY)
         self._stop_running = stopped.set
+        model.best = sampler.best
         try:
             same_owner = self._swap.enter(job.owner)
             if self._may_reuse(options, same_owner):
@@ -470,6 +471,7 @@ class Engine:
                 yield piece
         finally:
             self._stop_running = None
+            model.best = None
             if self._trim_wanted.is_set():
                 self._give_back(drafts=True)
             self._lock.release()

@@ -134,6 +134,8 @@ def _try_widths(
             model.keep(length + start)
             out = model.run(tokens[length + start : length + start + width], range(width))
             rows = model.cache_rows(length + start, length + start + width)
+            if model.trees_apart and not _tree_agrees(model, tokens[length + start : length + start + width], out, rows):
+                prints[width] = None
             if reference is None:
                 reference, cache = out.copy(), rows
             moved = float(np.abs(out - reference[start : start + width]).max())
@@ -151,6 +153,16 @@ def _try_widths(
             model.keep(length)
             model.run(tokens[length : length + span], [0])
     return difference, relative
+
+
+def _tree_agrees(model: Model, tokens: Sequence[int], logits: npt.NDArray[np.float32], rows: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether a tree that is a chain, which another graph runs, leaves the bits of the chain that was run last. The cache is as it was."""
+    start, width = model.length - len(tokens), len(tokens)
+    wanted = logits.copy()
+    model.keep(start)
+    found = model.run(tokens, range(width), range(-1, width - 1))
+    same = all(np.array_equal(a, b) for a, b in zip(model.cache_rows(start, start + width), rows, strict=True))
+    return np.array_equal(found, wanted) and same
 
 
 def _relative(found: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:

@@ -57,7 +57,7 @@ class Model(Rows):
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)
         self.sessions = [self._session]
-        _check_contract(graph, self._session, spec)
+        check_contract(graph, self._session, spec)
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
         self._positions = np.zeros(self.max_pass, np.int64)
@@ -212,8 +212,10 @@ def feature_inputs(spec: ModelSpec) -> dict[str, int]:
     return {"features": spec.features} | ({"own_features": own} if own != spec.features else {})
 
 
-def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
-    """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass."""
+def check_contract(graph: Path, session: Any, spec: ModelSpec, *, trees: bool = True, bias_dtype: str = "float32") -> None:
+    """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass. A graph that is not
+    for ``trees`` has no attention bias."""
+    bias = "tensor(float16)" if bias_dtype == "float16" else "tensor(float)"
     kv = KV_TYPES[spec.kv_dtype]
     inputs: dict[str, tuple[str, list[int | None]]] = {
         "input_ids": ("tensor(int64)", [1, None]),
@@ -223,7 +225,8 @@ def _check_contract(graph: Path, session: Any, spec: ModelSpec) -> None:
         "logit_rows": ("tensor(int64)", [None]),
     }
     for window in {layer.window for layer in spec.layers} | {None}:
-        inputs[bias_name(window)] = ("tensor(float)", [1, 1, None, None])
+        if trees:
+            inputs[bias_name(window)] = (bias, [1, 1, None, None])
     for name, columns in feature_inputs(spec).items():
         inputs[name] = ("tensor(float)", [1, None, columns])
     outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}

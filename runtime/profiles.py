@@ -10,6 +10,7 @@ from typing import cast
 
 from edgespec.errors import BundleError
 from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.device_model import DeviceModel
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import DYNAMIC, provider
@@ -33,7 +34,9 @@ def profile_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
     if profile == DYNAMIC:
         return spec
     variant = (spec.variants or {}).get(profile)
-    return static_spec(spec, profile, name) if variant is None else dataclasses.replace(spec, graph=variant.graph, pass_ms=None)
+    if variant is None:
+        return static_spec(spec, profile, name)
+    return dataclasses.replace(spec, graph=variant.graph, kv_dtype=variant.kv_dtype, pass_ms=None)
 
 
 def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
@@ -53,6 +56,10 @@ def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int
     caution = provider(place.providers[0].name).caution
     if caution and place.profile == DYNAMIC:
         log.warning("%s: %s", folder / spec.graph, caution)
+    variant = (spec.variants or {}).get(place.profile)
+    if variant is not None and variant.take is not None:
+        device = DeviceModel(folder, spec, variant, place, capacity=capacity, alone=alone, chunk=chunk)
+        return cast("Model", device)  # The same verbs with the same meaning, which is all that anybody asks of a model.
     if place.profile not in (spec.profiles or {}):
         return Model(
             folder / spec.graph,
@@ -65,5 +72,4 @@ def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int
             chunk=chunk,
         )
     assert spec.profiles is not None
-    # The same verbs with the same meaning, which is all that anybody asks of a model.
     return cast("Model", StaticModel(folder, spec, spec.profiles[place.profile], place, alone=alone))

@@ -33,6 +33,7 @@ class Provider:
         get: what to do where it is missing.
         plugin: the module that brings it, if it is a plug-in.
         profile: the graphs of a bundle that it can run.
+        memory: the memory that its kernels work in, by the name that ONNX Runtime's Python interface has for it.
         caution: what is known to go wrong on it with the graphs that every bundle has.
     """
 
@@ -41,12 +42,19 @@ class Provider:
     get: str
     plugin: str | None = None
     profile: str = DYNAMIC
+    memory: str = "cpu"
     caution: str | None = None
 
 
 KNOWN = (
     Provider("cpu", "CPUExecutionProvider", "pip install onnxruntime"),
-    Provider("cuda", "CUDAExecutionProvider", "pip uninstall onnxruntime, then pip install onnxruntime-gpu; needs an NVIDIA driver"),
+    Provider(
+        "cuda",
+        "CUDAExecutionProvider",
+        "pip uninstall onnxruntime, then pip install onnxruntime-gpu; needs an NVIDIA driver",
+        profile="cuda",
+        memory="cuda",
+    ),
     Provider("coreml", "CoreMLExecutionProvider", "pip install onnxruntime on macOS, whose wheel has it"),
     Provider("qnn", "QNNExecutionProvider", "pip install onnxruntime-qnn", plugin="onnxruntime_qnn", profile=NPU),
     Provider("openvino", "OpenVINOExecutionProvider", "pip install onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),

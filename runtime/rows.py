@@ -30,6 +30,7 @@ from edgespec.runtime.kv import KV_TYPES, layer_bytes
 from edgespec.runtime.memory.measure import discard
 
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
+HALF_MASKED = -1e4  # the same where 16-bit floats are added: they have it, and exp() of it is 0 where scores are below thousands
 
 Floats = npt.NDArray[np.float32]
 
@@ -60,6 +61,10 @@ class Rows(abc.ABC):
     run_seconds: float
     """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
     sessions: list[Any]
+    trees_apart = False
+    """Whether passes with a tree run in another graph than chains, which may round otherwise."""
+    best: int | None = None
+    """How many of a row's likeliest tokens the caller needs logits of, None for all; a model may give minus infinity for the others."""
 
     @abc.abstractmethod
     def run(
@@ -114,10 +119,14 @@ class Rows(abc.ABC):
             chosen = np.asarray(rows) + start
             tokens = [self.tokens[row] for row in chosen]
             self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
-            for store in self._stores:
-                store[:, :, start : start + count] = store[:, :, chosen]
+            self._move_rows(start, chosen)
             self.tokens.extend(tokens)
         self.keep(start + count)
+
+    def _move_rows(self, start: int, chosen: npt.NDArray[np.int64]) -> None:
+        """Copy the rows ``chosen`` to where they follow ``start`` others."""
+        for store in self._stores:
+            store[:, :, start : start + len(chosen)] = store[:, :, chosen]
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
         """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, and of the hidden states,

@@ -98,6 +98,7 @@ def make_sampler(
         typical=options.acceptance == "typical",
         ratio=options.acceptance == "ratio" or (options.acceptance == "auto" and options.seed is None),
         grammar=grammar,
+        best=None if edits else (options.top_k or None) if options.do_sample else 2,  # two, to see how near a tie is
     )
 
 
@@ -159,7 +160,10 @@ class Sampler:
         ratio: bool,
         typical: bool = False,
         grammar: Grammar | None = None,
+        best: int | None = None,
     ) -> None:
+        self.best = best
+        """How many of a row's likeliest tokens decide everything, None for all."""
         self._edits = tuple(edits)
         self._shape = shape
         self._rng = rng

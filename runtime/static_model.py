@@ -21,11 +21,10 @@ from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import is_emulated, provider
-from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias
+from edgespec.runtime.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
 from edgespec.runtime.session import failure, in_main_memory, make_session
 
 SHARE_CONTEXTS = "ep.share_ep_contexts"
-HIDE = -1e4  # exp() of it is 0 where scores are below thousands, and 16-bit floats have it
 
 
 class StaticModel(Rows):
@@ -152,9 +151,9 @@ class _Graph:
         self._rows[: len(rows)] = rows
         seen = np.empty((width, start + width), np.float32)
         for window, bias in self._biases.items():
-            fill_bias(seen, positions, hidden, window, HIDE)
+            fill_bias(seen, positions, hidden, window, HALF_MASKED)
             bias[0, 0, :, :start] = seen[:, :start]
-            bias[0, 0, :, start:capacity] = HIDE
+            bias[0, 0, :, start:capacity] = HALF_MASKED
             bias[0, 0, :, capacity:] = seen[:, start:]
 
     def run(self, count: int, start: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = click.Choice(["int4", "int8", "mixed", "keep", "fp32"])
 METHODS = click.Choice(["gptq", "search", "rtn"])
-PROFILES = click.Choice(["cpu", "webgpu", "npu"])
+PROFILES = click.Choice(["cpu", "cuda", "webgpu", "npu"])
 EXTRAS_HINT = "exporting needs more packages than running: pip install 'edgespec[export]'"
 
 

@@ -161,7 +161,7 @@ ENGINE_OPTIONS = (
         metavar="PROVIDER.KEY=VALUE",
         help="An option of ONNX Runtime for a provider, such as qnn.htp_performance_mode=burst.",
     ),
-    click.option("--profile", metavar="cpu|webgpu|npu", help="Which of the bundle's graphs; what the provider can run unless given."),
+    click.option("--profile", metavar="cpu|cuda|webgpu|npu", help="Which of the bundle's graphs; what the provider can run unless given."),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
     *MEMORY_OPTIONS,
     click.option(

@@ -24,6 +24,7 @@ class Limits:
 # at most 2e-7 and 4e-6 in float arithmetic, 0.013 and 0.10 with activations rounded to 8 bits.
 EXACT = Limits(1e-5, 2e-4)
 ROUNDED = Limits(0.1, 0.3)
+HALF = Limits(1e-3, 2e-2)  # in 16-bit floats
 # Of the bundle against the original, by type of weights: what a user would not call the same model any more. Measured on
 # SmolLM2-135M (docs/quantisation.md); small models lose more than large ones. The second limits are for models with random weights,
 # some of which (Gemma-4's inputs per layer) magnify any change: 1.0 is between 0.78, their worst at 4 bits, and 1.41, unrelated logits.

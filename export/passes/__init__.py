@@ -20,6 +20,7 @@ from edgespec.export.passes.fold_layout import FoldLayout
 from edgespec.export.passes.fold_offsets import FoldOffsets
 from edgespec.export.passes.fuse_partial_rotary import FusePartialRotary
 from edgespec.export.passes.fuse_skip_norm import FuseSkipNorm
+from edgespec.export.passes.half_floats import HalfFloats
 from edgespec.export.passes.lower_attention import LowerAttention
 from edgespec.export.passes.lower_experts import LowerExperts
 from edgespec.export.passes.lower_norm import LowerNorm
@@ -33,6 +34,7 @@ from edgespec.export.passes.static_attention import StaticAttention
 from edgespec.export.passes.tabulate_angles import TabulateAngles
 from edgespec.export.passes.tap_features import TapFeatures
 from edgespec.export.passes.tidy import Tidy
+from edgespec.export.passes.top_logits import TopLogits
 from edgespec.export.recipe import Plan, Scheme
 
 
@@ -64,10 +66,16 @@ class Style:
     Attributes:
         packed: attention takes q, k and v as one tensor and rotates q and k itself; else rotary embedding is an operator of its own.
         standard: products of float weights are operators of ONNX itself.
+        trees: attention takes a bias that says who sees whom; without one, passes are chains.
+        half: 16-bit floats.
+        top: how many of the likeliest tokens the graph names beside the logits, of the first how many tokens.
     """
 
     packed: bool = True
     standard: bool = False
+    trees: bool = True
+    half: bool = False
+    top: tuple[int, int] | None = None
 
 
 CPU_STYLE = Style()
@@ -88,11 +96,13 @@ def pipeline(
         LowerNorm(),
         LowerRows(),
         LowerRotary(),
-        LowerAttention(),
+        LowerAttention(style.trees),
         Tidy(),  # so that q and k of a layer, and all layers, have the very same angles
         PackAttention(capacity) if style.packed else TabulateAngles(capacity),
         LowerExperts(plan.default),
         LowerWeights(plan, standard=style.standard),
+        *([HalfFloats()] if style.half else []),  # when all operators are those of the finished graph
+        *([TopLogits(*style.top)] if style.top else []),
         Tidy(),  # what the rewrites left over
     )
 

@@ -36,6 +36,7 @@ class PackAttention(GraphPass):
             if table is None:
                 continue
             positions = next(value for value in graph.inputs if value.name == "position_ids")
+            node.resize_inputs(max(len(node.inputs), 10))  # unused ones at the end may have been dropped
             for index, value in enumerate((packed, None, None)):
                 node.replace_input_with(index, value)
             for index, value in enumerate((*table, positions), 7):

@@ -167,7 +167,7 @@ def test_a_provider_that_does_not_start_is_not_replaced_silently(attention_bundl
     everywhere = dataclasses.replace(KNOWN[1], plugin=None)
     monkeypatch.setattr(providers, "is_present", lambda wanted: wanted.name in (everywhere.name, CPU.name))
     with pytest.raises(RuntimeFailure, match="CUDAExecutionProvider"):
-        load(attention_bundle, providers="cuda")
+        load(attention_bundle, providers="cuda", profile="cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime_ep_openvino") is None, reason="needs onnxruntime-ep-openvino, a plug-in")
