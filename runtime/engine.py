@@ -33,6 +33,7 @@ from edgespec.runtime.drafters.corpus import read_corpus
 from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.drafting import Drafting
+from edgespec.runtime.endless import LEAST_CAPACITY, Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
@@ -422,6 +423,8 @@ class Engine:
             if "lookahead" not in names:
                 raise UsageError(f"lookahead: has no effect with drafter {options.drafter!r}; name lookahead among the drafters")
             check_window(options.lookahead, most)
+        if options.endless:
+            names = self._without_heads(names, options)
         context = self.encode(prompt, options.chat)
         if not context:
             raise UsageError("the prompt is empty")
@@ -459,7 +462,7 @@ class Engine:
         try:
             same_owner = self._swap.enter(job.owner)
             if self._may_reuse(options, same_owner):
-                model.keep_common(context)
+                model.keep_common(job.target.sees(context))
             else:
                 model.keep(0)
             self._swap.made = options.exactness
@@ -516,7 +519,24 @@ class Engine:
             vocabulary=self.tokenizer.size,
             eos_ids=frozenset() if options.ignore_eos else frozenset(self.manifest.tokenizer.eos_ids),
             branches=proven is None,
+            rolling=Rolling(model.capacity - verify[0] + 1) if options.endless else None,
         )
+
+    def _without_heads(self, names: Sequence[str], options: GenerationOptions) -> tuple[str, ...]:
+        """The drafters for an endless text.
+
+        Raises:
+            UsageError: heads were asked for, or the cache is too small.
+        """
+        if self.capacity < LEAST_CAPACITY:
+            raise UsageError(f"endless: needs a context of {LEAST_CAPACITY} tokens, this one has {self.capacity}")
+        models = self.manifest.models
+        heads = [name for name in names if any(models[model].reads for model in drafters.models_of(name, self.manifest))]
+        if heads and options.drafter != "auto":
+            raise UsageError(
+                f"endless: drafter {heads[0]} reads hidden states of the whole text, of which a part is dropped; name another one"
+            )
+        return tuple(name for name in names if name not in heads)
 
     def _model(self, name: str) -> Model:
         return self._models.get(name)

@@ -15,6 +15,7 @@ from edgespec.errors import NO_MEMORY, CapacityError
 from edgespec.runtime.accept import Accepted, accept
 from edgespec.runtime.drafters import Round
 from edgespec.runtime.drafters.proposer import Proposer
+from edgespec.runtime.endless import Rolling
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.model import Model
@@ -41,6 +42,7 @@ class Target:
         stopped: asked before each pass; once true, the text ends.
         recheck: scores near-ties again where widths differ a little; None where they do not, or nobody minds.
         relief: what is done when a pass finds no memory.
+        rolling: what is seen of a text that is longer than the cache; None where the text ends there.
     """
 
     model: Model
@@ -52,6 +54,11 @@ class Target:
     stopped: Callable[[], bool] = lambda: False
     recheck: Recheck | None = None
     relief: Relief = dataclasses.field(default_factory=Relief)
+    rolling: Rolling | None = None
+
+    def sees(self, context: Sequence[int]) -> Sequence[int]:
+        """The part of a text that belongs into the cache."""
+        return context if self.rolling is None else self.rolling.see(context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +85,8 @@ def generate_blocks(
         proposer: its drafters; none for plain decoding.
         sampler: chooses a token from a row of logits, and knows tokens that follow whatever the logits.
         max_new_tokens: exact upper limit.
-        context: the prompt. The first ``target.model.length`` tokens, at most all but one, are in the cache already.
-            It grows as tokens are committed; at every yield it is in step with the cache.
+        context: the prompt. Of what the target sees of it the first ``target.model.length`` tokens, at most all but one, are in the
+            cache already. It grows as tokens are committed; at every yield it is in step with the cache.
         stats: is kept up to date.
 
     Raises:
@@ -87,7 +94,9 @@ def generate_blocks(
     """
     limit, at_limit = most_tokens(target, len(context), max_new_tokens)
     started = time.perf_counter()
-    logits = prefill(target, context, stats)
+    seen = target.sees(context)
+    stats.dropped_tokens = len(context) - len(seen)
+    logits = prefill(target, seen, stats)
     if logits is None:
         yield STOPPED
         return
@@ -101,15 +110,16 @@ def generate_blocks(
             yield STOPPED
             return
         started = time.perf_counter()
-        tree, logits = propose_and_verify(target, proposer, context, limit - stats.new_tokens - 1)
+        seen = follow(target, context, stats)
+        tree, logits = propose_and_verify(target, proposer, context, seen, limit - stats.new_tokens - 1)
         choices = logits[:, : target.vocabulary].argmax(axis=1) if proposer.reads_choices else None
         in_doubt = target.recheck.doubts(sampler) if target.recheck else None
         accepted = accept(tree, logits[:, : target.vocabulary], sampler, context=context, branches=target.branches, in_doubt=in_doubt)
         if target.recheck and accepted.open:
-            accepted = target.recheck.decide(target.model, sampler, context, accepted, target.vocabulary)
+            accepted = target.recheck.decide(target.model, sampler, context, seen, accepted, target.vocabulary)
             stats.rechecked += 1
         else:
-            keep(target, accepted, context)
+            keep(target, accepted, seen)
         block = finish(target, accepted, sampler, context, limit, at_limit, stats)
         proposer.observe(Round(context, tree, accepted.path, choices))
         count(stats, proposer, tree, accepted, sum(block.drafted))
@@ -124,11 +134,14 @@ def most_tokens(target: Target, prompt: int, wanted: int) -> tuple[int, FinishRe
     The last rounds need room for the narrowest allowed pass. Counting for plain decoding, and letting speculation have no
     more, makes both end at the same token.
     """
+    if target.rolling is not None:
+        return wanted, "length"
     narrowest = target.widths.widths[0]
     possible = target.model.capacity - prompt - narrowest + 2
     if prompt > target.model.capacity or possible < 1:
         raise CapacityError(
-            f"the prompt has {prompt} tokens and the cache holds {target.model.capacity}; shorten it, or export or load with more context"
+            f"the prompt has {prompt} tokens and the cache holds {target.model.capacity}; shorten it, export or load with more "
+            "context, or let the text be endless"
         )
     return (wanted, "length") if wanted <= possible else (possible, "capacity")
 
@@ -142,6 +155,20 @@ def prefill(target: Target, context: Sequence[int], stats: Stats) -> Floats | No
         if target.model.length == len(context):
             return logits
     return None
+
+
+def follow(target: Target, context: Sequence[int], stats: Stats) -> Sequence[int]:
+    """What the target sees of the context. Where it has come to see less, rows behind the first ones are computed again."""
+    seen = target.sees(context)
+    dropped = len(context) - len(seen)
+    if dropped != stats.dropped_tokens:
+        stats.dropped_tokens = dropped
+        target.model.keep_common(seen)
+        while target.model.length < len(seen) - 1:
+            run_chunk(target, seen[:-1])
+        if target.recheck:
+            target.recheck.clean = target.model.length
+    return seen
 
 
 def run_chunk(target: Target, context: Sequence[int]) -> Floats:
@@ -159,13 +186,18 @@ def run_chunk(target: Target, context: Sequence[int]) -> Floats:
             target.relief.give_way(width or len(tokens), rule.widths[0], error)
 
 
-def propose_and_verify(target: Target, proposer: Proposer, context: Sequence[int], limit: int) -> tuple[DraftTree, Floats]:
-    """A tree of at most ``limit`` nodes, and the logits [1 + n, V] of the last token and of its n nodes."""
+def propose_and_verify(
+    target: Target, proposer: Proposer, context: Sequence[int], seen: Sequence[int], limit: int
+) -> tuple[DraftTree, Floats]:
+    """A tree of at most ``limit`` nodes, and the logits [1 + n, V] of the last token and of its n nodes. ``seen`` is what the target
+    sees of the context."""
+    if target.rolling is not None:
+        limit = min(limit, target.rolling.room(len(context)))
     while True:
-        tree, width = propose(target, proposer, context, limit)
+        tree, width = propose(target, proposer, context, seen, limit)
         run_before = target.model.run_seconds
         try:
-            logits = verify(target, context, tree, width)
+            logits = verify(target, seen, tree, width)
         except NO_MEMORY as error:
             target.relief.give_way(width, target.widths.widths[0], error)
             continue
@@ -173,34 +205,34 @@ def propose_and_verify(target: Target, proposer: Proposer, context: Sequence[int
         return tree, logits
 
 
-def propose(target: Target, proposer: Proposer, context: Sequence[int], limit: int) -> tuple[DraftTree, int]:
+def propose(target: Target, proposer: Proposer, context: Sequence[int], seen: Sequence[int], limit: int) -> tuple[DraftTree, int]:
     """A tree of at most ``limit`` nodes and the width of the pass that verifies it behind the pending tokens.
 
     Pending is the last token, and with it forced ones that no pass has seen yet.
     """
     model = target.model
     while True:
-        room, pending = model.capacity - model.length, len(context) - model.length
+        room, pending = model.capacity - model.length, len(seen) - model.length
         widest = min(target.widths.widest(room), target.widths.widest_or_least(target.relief.widest))
         if pending <= widest and target.widths.fit(pending, room) is not None:
             break
-        run_chunk(target, context[:-1])
+        run_chunk(target, seen[:-1])
     tree = proposer.propose(context, min(limit, widest - pending))
     width = target.widths.fit(pending + len(tree), room) or widest
     return proposer.fill(context, tree, min(limit, width - pending) - len(tree)), width
 
 
-def verify(target: Target, context: Sequence[int], tree: DraftTree, width: int) -> Floats:
+def verify(target: Target, seen: Sequence[int], tree: DraftTree, width: int) -> Floats:
     """Logits [1 + n, V] of the last token and of the n nodes, in one pass."""
-    pending = context[target.model.length :]
+    pending = seen[target.model.length :]
     last = len(pending) - 1
     parents = None if tree.is_chain else (*range(-1, last), *(parent + 1 + last for parent in tree.parents))
     return target.model.run((*pending, *tree.tokens), range(last, last + 1 + len(tree)), parents, width)
 
 
-def keep(target: Target, accepted: Accepted, context: Sequence[int]) -> None:
-    """Keep the cache rows of the context and of the accepted nodes."""
-    target.model.keep_path(len(context) - 1, (0, *(node + 1 for node in accepted.path)))
+def keep(target: Target, accepted: Accepted, seen: Sequence[int]) -> None:
+    """Keep the cache rows of what the target has seen and of the accepted nodes."""
+    target.model.keep_path(len(seen) - 1, (0, *(node + 1 for node in accepted.path)))
 
 
 def finish(
@@ -227,7 +259,7 @@ def finish(
     stats.accepted += sum(drafted)
     extra = max(len(tokens) - len(accepted.tokens), 0)
     stats.forced += extra
-    target.model.keep(min(target.model.length, len(context) - 1))
+    target.model.keep(min(target.model.length, len(context) - stats.dropped_tokens - 1))
     return Block(tuple(tokens), drafted, extra, reason)
 
 

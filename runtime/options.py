@@ -38,6 +38,9 @@ class GenerationOptions:
 
     max_new_tokens: int = 256
     """Exact upper limit."""
+    endless: bool = False
+    """Go on when the cache is full: the target then sees the first four tokens and the end of the text
+    (:mod:`edgespec.runtime.endless`). Otherwise the text ends there, and a longer prompt is refused."""
     min_new_tokens: int = 0
     """No end-of-text token before so many tokens. A stop text can still end it earlier."""
     stop: tuple[str, ...] = ()
@@ -124,6 +127,7 @@ class GenerationOptions:
             if not condition:
                 raise UsageError(f"{name}: {getattr(self, name)!r} {rule}")
 
+        need(isinstance(self.endless, bool), "endless", "is not true or false")
         need(self.chat in (None, True, False), "chat", "is not true, false or none")
         need(isinstance(self.drafter, str), "drafter", "is not a drafter's name")
         length = self.draft_length

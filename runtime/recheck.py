@@ -26,9 +26,11 @@ class Recheck:
         """Says of a row whether its choice could be another one in a pass of another width."""
         return lambda row, text: sampler.is_close(row, text, self.margin)
 
-    def decide(self, model: Model, sampler: Sampler, context: Sequence[int], accepted: Accepted, vocabulary: int) -> Accepted:
-        """``accepted`` with the token that was in doubt. The cache then holds the context and the accepted tokens."""
-        text = [*context, *accepted.tokens]
+    def decide(
+        self, model: Model, sampler: Sampler, context: Sequence[int], seen: Sequence[int], accepted: Accepted, vocabulary: int
+    ) -> Accepted:
+        """``accepted`` with the token that was in doubt. The cache then holds what is ``seen`` of the context, and the accepted tokens."""
+        text = [*seen, *accepted.tokens]
         model.keep(min(self.clean, model.length))
         while model.length < len(text):
             logits = model.run(text[model.length : model.length + 1], [0])

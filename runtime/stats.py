@@ -46,6 +46,8 @@ class Stats:
     forced: int = 0
     """Tokens that came without a pass, because a grammar allowed nothing else."""
     new_tokens: int = 0
+    dropped_tokens: int = 0
+    """Tokens of prompt and text behind the first ones that the target no longer saw at the end, of an endless text."""
     rechecked: int = 0
     """Tokens that were scored again because two were nearly tied, under "checked"."""
     time_to_first_token_s: float = 0.0

@@ -105,6 +105,7 @@ GENERATION_OPTIONS = (
         show_default=True,
         help="exact: the very text of plain decoding. fast: near-ties may fall the other way.",
     ),
+    click.option("--endless", is_flag=True, help="Go on when the context is full, seeing the first tokens and the last ones."),
     click.option("--sample", "do_sample", is_flag=True, help="Draw tokens at random instead of taking the most likely one."),
     click.option("--temperature", type=float, help="Of --sample: above 1 is wilder, below 1 tamer."),
     click.option("--top-k", type=int, help="Of --sample: draw from the K most likely tokens only."),
@@ -195,7 +196,7 @@ def generation_options(options: dict[str, Any]) -> dict[str, Any]:
     if given and not options["do_sample"]:
         raise click.UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample")
     given += [name for name in OTHERS if options[name] not in (None, (), {})]
-    names = ("max_new_tokens", "drafter", "draft_length", "exactness", "do_sample", *given)
+    names = ("max_new_tokens", "drafter", "draft_length", "exactness", "do_sample", "endless", *given)
     return {name: options[name] for name in names}
 
 

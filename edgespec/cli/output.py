@@ -120,6 +120,8 @@ def stats_facts(stats: Stats) -> list[tuple[str, str]]:
         ("new", f"{stats.new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s"),
         ("passes", f"{stats.target_passes}, {stats.tokens_per_pass:.2f} tokens per pass"),
     ]
+    if stats.dropped_tokens:
+        pairs.append(("dropped", f"{stats.dropped_tokens} tokens behind the first ones, which the target saw no longer"))
     if stats.drafted:
         pairs.append(("accepted", f"{stats.accepted} of {stats.drafted} drafted tokens ({stats.accepted / stats.drafted:.0%})"))
         accepted = stats.accepted_by_position

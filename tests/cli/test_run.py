@@ -61,6 +61,14 @@ def test_text_is_the_text_and_a_line_end(edgespec: Run, bundle: Path) -> None:
     assert (outcome.code, outcome.out, outcome.err) == (0, "yzabc\n", "")
 
 
+def test_an_endless_text_says_what_was_dropped(edgespec: Run, bundle: Path) -> None:
+    words = ("run", bundle, "x", "--no-chat", "--max-new-tokens", "100", "--context", "40", "--stats")
+    ended, outcome = edgespec(*words), edgespec(*words, "--endless")
+    assert len(ended.out) < 42 < len(outcome.out) == 101
+    assert "tokens behind the first ones, which the target saw no longer" in outcome.err
+    assert "dropped" not in ended.err
+
+
 def test_the_chat_template_is_used_unless_told_otherwise(edgespec: Run, bundle: Path) -> None:
     """With it the prompt is <user> x <assistant>, and after <assistant> the table starts over with a."""
     assert edgespec("run", bundle, "x", "--max-new-tokens", 3).out == "abc\n"
