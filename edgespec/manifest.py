@@ -175,6 +175,8 @@ class ModelSpec:
     ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``profiles`` are other graphs
     of the same model by name, of fixed shapes, such as "npu"; ``variants`` those for passes of any width, such as "webgpu".
     ``kv_forms`` are graphs of it over KV caches of other types than ``kv_dtype``, by type.
+    ``pads_attention`` says that ``position_ids`` and the biases may have more rows than there are tokens; attention then computes
+    that many.
     """
 
     architecture: str
@@ -200,6 +202,7 @@ class ModelSpec:
     profiles: dict[str, StaticProfile] | None = None
     variants: dict[str, Variant] | None = None
     kv_forms: dict[str, KvForm] | None = None
+    pads_attention: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

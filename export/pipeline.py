@@ -31,7 +31,7 @@ from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
-from edgespec.export.passes import Pipeline, pipeline, static_pipeline
+from edgespec.export.passes import Pipeline, Style, pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, calibration_ids, choose
 from edgespec.export.recipe import get_recipe
@@ -190,7 +190,9 @@ def _write_model(
     choice = decoder.choices[kind]
     model = decoder.traced.model.clone()
     taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
-    pipeline(choice.plan, layers, prepared.capacity, taps)(model)
+    # What a draft computes only has to be likely, so only the target's arithmetic must not depend on the width of a pass.
+    style = Style(padded=name == "target")
+    pipeline(choice.plan, layers, prepared.capacity, taps, style)(model)
     with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
         places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
     weights.flush()
@@ -231,6 +233,7 @@ def _write_model(
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
         profiles=profiles,
         variants=others or None,
+        pads_attention=style.padded,
     )
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 

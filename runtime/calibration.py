@@ -17,7 +17,7 @@ from edgespec.runtime.acceptance import Acceptance
 from edgespec.runtime.cost import Costs
 from edgespec.runtime.exactness import Exactness
 
-FORMAT = 2
+FORMAT = 3
 T = TypeVar("T", Exactness, Costs)
 
 
@@ -79,8 +79,8 @@ def _store(name: str, value: T) -> T:
 
 
 def _exactness_of(data: dict[str, Any]) -> Exactness:
-    found = Exactness(str(data["grade"]), tuple(map(int, data["widths"])), float(data["difference"]), tuple(map(int, data["lengths"])))
-    widths = found.widths
+    widths, lengths = (tuple(map(int, data[name])) for name in ("widths", "lengths"))
+    found = Exactness(str(data["grade"]), widths, float(data["difference"]), lengths, data["pads"] is True)
     if found.grade not in ("exact", "checked", "fast") or not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
         raise ValueError("not a result of the self-test")
     return found

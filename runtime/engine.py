@@ -512,14 +512,17 @@ class Engine:
         verify = tuple(width for width in proven.widths if width <= most) if proven else tuple(range(1, most + 1))
         # Where no wide pass is proven, the prompt still goes in wide chunks: they depend on the prompt alone.
         chunks = proven.widths if proven and self._proven_for_prompts else range(1, model.max_pass + 1)
+        pads = proven is not None and proven.pads
+        model.attends_alone = not pads
+        widths = WidthRule(verify, pads)
         return Target(
             model=model,
-            widths=WidthRule(verify),
-            prefill_widths=WidthRule(tuple(width for width in chunks if width <= model.chunk)),
+            widths=widths,
+            prefill_widths=WidthRule(tuple(width for width in chunks if width <= model.chunk), pads),
             vocabulary=self.tokenizer.size,
             eos_ids=frozenset() if options.ignore_eos else frozenset(self.manifest.tokenizer.eos_ids),
             branches=proven is None,
-            rolling=Rolling(model.capacity - verify[0] + 1) if options.endless else None,
+            rolling=Rolling(model.capacity - widths.least_rows + 1) if options.endless else None,
         )
 
     def _without_heads(self, names: Sequence[str], options: GenerationOptions) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ bit to logits that differ by about one. Speculation then writes another text tha
 differs by model, machine and build of ONNX Runtime, so it is tested: the same tokens are scored in passes of every
 width, and widths that give the same bits (logits and cache rows) form a set. Plain decoding and speculation that use
 only widths of one set give the same text. A pass of n tokens is padded to the narrowest width of the set that holds it.
+Where one token alone differs from all others only because attention has a kernel of its own for one row, attention gets
+a second row, and nothing else does.
 
 Grades:
     exact    the largest set has at least two widths; passes use these
@@ -45,12 +47,14 @@ class Exactness:
         widths: for "exact" the widths whose results are equal, else all that were tested.
         difference: the largest difference of a logit between any two narrow widths that were tested.
         lengths: numbers of valid cache rows at which it was tested.
+        pads: whether a pass of one token is equal to the others only if attention gets a second row.
     """
 
     grade: str
     widths: tuple[int, ...]
     difference: float
     lengths: tuple[int, ...]
+    pads: bool = False
 
     @property
     def margin(self) -> float:
@@ -60,22 +64,32 @@ class Exactness:
 
 @dataclasses.dataclass(frozen=True)
 class WidthRule:
-    """Which widths passes may have; ascending, at least one."""
+    """Which widths passes may have; ascending, at least one. With ``pads`` attention of a pass of one token has two rows."""
 
     widths: tuple[int, ...]
+    pads: bool = False
+
+    def rows(self, width: int) -> int:
+        """How many cache rows a pass of ``width`` needs."""
+        return 2 if self.pads and width == 1 else width
+
+    @property
+    def least_rows(self) -> int:
+        """How many cache rows the narrowest pass needs."""
+        return self.rows(self.widths[0])
 
     def fit(self, count: int, room: int) -> int | None:
-        """The narrowest allowed width for ``count`` tokens, None if it is more than ``room``."""
+        """The narrowest allowed width for ``count`` tokens, None if it needs more rows than ``room``."""
         width = next((width for width in self.widths if width >= count), None)
-        return width if width is not None and width <= room else None
+        return width if width is not None and self.rows(width) <= room else None
 
     def widest_or_least(self, most: int) -> int:
         """The widest allowed width of at most ``most``, the narrowest of all if there is none."""
         return self.widest(most) or self.widths[0]
 
     def widest(self, room: int) -> int:
-        """The widest allowed width of at most ``room``, 0 if there is none."""
-        return max((width for width in self.widths if width <= room), default=0)
+        """The widest allowed width that ``room`` rows are enough for, 0 if there is none."""
+        return max((width for width in self.widths if self.rows(width) <= room), default=0)
 
 
 def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (37, 300)) -> Exactness:
@@ -87,6 +101,7 @@ def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (3
         lengths: numbers of cache rows before the tested positions; those that do not fit are left out. At the first one
             each width is laid side by side over all positions, at the others it is tried at both ends of them.
     """
+    model.attends_alone = True
     span = min(SPAN, model.spec.max_width)
     narrow = list(range(1, span + 1))
     wide = sorted({width for width in (*WIDE, model.spec.max_width) if span < width <= model.max_pass})
@@ -103,10 +118,14 @@ def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (3
     if len(best) < min(2, len(narrow)):
         model.keep(0)
         return Exactness("checked" if relative <= TINY else "fast", tuple(narrow + wide), difference, tuple(fitting))
+    pads = 1 not in best and model.can_pad and _agrees_padded(model, tokens, fitting, span, best[-1])
+    if pads:
+        best = [1, *best]
     _fill(model, tokens, fitting[0])
     proven = [width for width in wide if fitting[0] + width > model.capacity or _wide_agrees(model, tokens, fitting[0], width, best[-1])]
     model.keep(0)
-    return Exactness("exact", (*best, *proven), difference, tuple(fitting))
+    model.attends_alone = not pads
+    return Exactness("exact", (*best, *proven), difference, tuple(fitting), pads)
 
 
 def _fill(model: Model, tokens: Sequence[int], length: int) -> None:
@@ -187,6 +206,19 @@ def _largest_set(prints: dict[int, Prints | None]) -> list[int]:
 
     sets = [[width for width in sorted(prints) if agree(width, other)] for other in sorted(prints)]
     return max(sets, key=len)
+
+
+def _agrees_padded(model: Model, tokens: Sequence[int], lengths: Sequence[int], span: int, width: int) -> bool:
+    """Whether passes of one token, with a second row in attention, leave the logits and cache rows of passes of ``width``."""
+    prints: dict[int, Prints | None] = {1: {}, width: {}}
+    model.attends_alone = False
+    try:
+        for length in lengths:
+            _fill(model, tokens, length)
+            _try_widths(model, tokens, length, span, prints, thorough=length == lengths[0])
+    finally:
+        model.attends_alone = True
+    return len(_largest_set(prints)) == len(prints)
 
 
 def _wide_agrees(model: Model, tokens: Sequence[int], length: int, width: int, reference: int) -> bool:

@@ -136,8 +136,7 @@ def most_tokens(target: Target, prompt: int, wanted: int) -> tuple[int, FinishRe
     """
     if target.rolling is not None:
         return wanted, "length"
-    narrowest = target.widths.widths[0]
-    possible = target.model.capacity - prompt - narrowest + 2
+    possible = target.model.capacity - prompt - target.widths.least_rows + 2
     if prompt > target.model.capacity or possible < 1:
         raise CapacityError(
             f"the prompt has {prompt} tokens and the cache holds {target.model.capacity}; shorten it, export or load with more "

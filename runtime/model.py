@@ -5,13 +5,13 @@ the same rows). Where the graph gives the hidden states that a draft head reads,
 (``features``). ``run`` scores new tokens on top of the valid rows, and they are then valid too; what else can be done to
 rows is in :mod:`edgespec.runtime.rows`.
 
-Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary,
-F width of the hidden states.
+Letters: S new tokens in a pass, P rows of attention (S, or 2 where a pass of one token must have the bits of wider ones),
+R rows that get logits, C rows of capacity, T rows after the pass, V vocabulary, F width of the hidden states.
 
 A draft head's graph takes a feature with each new token: the target's hidden states, or the head's own from an earlier pass
 where there are none of the target yet. Where the two differ in width they are two inputs, one of them empty.
 
-ONNX Runtime is given raw pointers into numpy memory, once per pair (S, R). A pass then changes a few numbers in place
+ONNX Runtime is given raw pointers into numpy memory, once for each S, P and R. A pass then changes a few numbers in place
 and binds the attention bias anew, whose shape changes with T: about 60 us beside the pass itself.
 """
 
@@ -60,20 +60,24 @@ class Model(Rows):
         check_contract(graph, self._session, spec)
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
-        self._positions = np.zeros(self.max_pass, np.int64)
+        self._positions = np.zeros(max(self.max_pass, 2), np.int64)
         self._seqlens = np.zeros(1, np.int32)
         self._total = np.zeros(1, np.int32)
         self._rows = np.zeros(self.max_pass, np.int64)
         self._given = np.zeros((0, 0), np.float32)
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
-        self._no_bias = zeroed(self.max_pass * capacity * 4).view(np.float32)
+        self._no_bias = zeroed(max(self.max_pass, 2) * capacity * 4).view(np.float32)
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
-        self._bindings: dict[tuple[int, int], Any] = {}
+        self._bindings: dict[tuple[int, int, int], Any] = {}
         self._binds_once = in_main_memory(providers)
-        self._offsets = np.arange(self.max_pass, dtype=np.int64)
+        self._offsets = np.arange(max(self.max_pass, 2), dtype=np.int64)
+
+    @property
+    def can_pad(self) -> bool:
+        return self.spec.pads_attention
 
     def trim(self) -> None:
         """Give back what the next pass can have again: spare rows of the cache, and buffers as large as the widest pass so far."""
@@ -114,20 +118,21 @@ class Model(Rows):
         """
         count, start = len(tokens), self.length
         width = max(count, width or 0)
-        total = start + width
+        attended = 2 if width == 1 and parents is None and not self.attends_alone else width
+        total = start + attended
         if width > self.max_pass or total > self.capacity:
             raise CapacityError(f"a pass of {width} tokens does not fit: {start} of {self.capacity} cache rows are in use")
         self._tokens[:count] = tokens
         self._tokens[count:width] = tokens[-1]
-        np.add(self._offsets[:width], start, out=self._positions[:width])
+        np.add(self._offsets[:attended], start, out=self._positions[:attended])
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
         hidden = None if parents is None else self._hidden(parents, width, start if trunk is None else trunk)
-        binding = self._binding(width, len(rows))
+        binding = self._binding(width, attended, len(rows))
         for window in self._windows:
-            bias = self._bias(window, width, total, hidden)
-            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, width, total], bias.ctypes.data)
+            bias = self._bias(window, attended, total, hidden)
+            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias.ctypes.data)
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
@@ -172,26 +177,27 @@ class Model(Rows):
         fill_bias(bias, self._positions[:width], hidden, window)
         return bias
 
-    def _binding(self, width: int, rows: int) -> Any:
+    def _binding(self, width: int, attended: int, rows: int) -> Any:
         if rows > len(self._logits):
             # A larger output moves, so every binding that points at the old one goes.
             self._logits = np.zeros((rows, self.spec.vocab_size), np.float32)
             self._bindings.clear()
         if not self._binds_once:
-            return self._bind(width, rows)
-        binding = self._bindings.get((width, rows))
+            return self._bind(width, attended, rows)
+        key = width, attended, rows
+        binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bindings[width, rows] = self._bind(width, rows)
+            binding = self._bindings[key] = self._bind(*key)
         return binding
 
-    def _bind(self, width: int, rows: int) -> Any:
+    def _bind(self, width: int, attended: int, rows: int) -> Any:
         binding = self._session.io_binding()
 
         def bind(name: str, array: npt.NDArray[Any], shape: list[int]) -> None:
             binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
 
         bind("input_ids", self._tokens, [1, width])
-        bind("position_ids", self._positions, [1, width])
+        bind("position_ids", self._positions, [1, attended])
         bind("seqlens_k", self._seqlens, [1])
         bind("total_sequence_length", self._total, [])
         bind("logit_rows", self._rows, [rows])

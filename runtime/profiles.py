@@ -36,7 +36,7 @@ def profile_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
     variant = (spec.variants or {}).get(profile)
     if variant is None:
         return static_spec(spec, profile, name)
-    return dataclasses.replace(spec, graph=variant.graph, kv_dtype=variant.kv_dtype, pass_ms=None)
+    return dataclasses.replace(spec, graph=variant.graph, kv_dtype=variant.kv_dtype, pass_ms=None, pads_attention=False)
 
 
 def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:

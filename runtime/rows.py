@@ -65,6 +65,14 @@ class Rows(abc.ABC):
     """Whether passes with a tree run in another graph than chains, which may round otherwise."""
     best: int | None = None
     """How many of a row's likeliest tokens the caller needs logits of, None for all; a model may give minus infinity for the others."""
+    attends_alone: bool = True
+    """Whether attention of a pass of one token has one row. False gives it a second, empty one (:meth:`can_pad`), which takes the place of
+    one more row of the cache."""
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether ``attends_alone`` may be False."""
+        return False
 
     @abc.abstractmethod
     def run(

@@ -53,6 +53,8 @@ def describe(report: VerifyReport) -> str:
     exactness = report.exactness
     if exactness.grade == "exact":
         widths = f"equal bits for passes of {ranges(exactness.widths)} tokens"
+        if exactness.pads:
+            widths += ", where attention gets a second row for one token alone"
     else:
         widths = f"no two widths give equal bits on this machine; logits differ by up to {exactness.difference:.2g}"
         if exactness.grade == "checked":

@@ -29,6 +29,7 @@ from edgespec.export.passes.lower_rows import LowerRows
 from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
 from edgespec.export.passes.pack_attention import PackAttention
+from edgespec.export.passes.pad_attention import PadAttention
 from edgespec.export.passes.remove_markers import RemoveMarkers
 from edgespec.export.passes.static_attention import StaticAttention
 from edgespec.export.passes.tabulate_angles import TabulateAngles
@@ -69,6 +70,7 @@ class Style:
         trees: attention takes a bias that says who sees whom; without one, passes are chains.
         half: 16-bit floats.
         top: how many of the likeliest tokens the graph names beside the logits, of the first how many tokens.
+        padded: attention can be given more rows than there are tokens.
     """
 
     packed: bool = True
@@ -76,6 +78,7 @@ class Style:
     trees: bool = True
     half: bool = False
     top: tuple[int, int] | None = None
+    padded: bool = False
 
 
 CPU_STYLE = Style()
@@ -99,6 +102,7 @@ def pipeline(
         LowerAttention(style.trees),
         Tidy(),  # so that q and k of a layer, and all layers, have the very same angles
         PackAttention(capacity) if style.packed else TabulateAngles(capacity),
+        *([PadAttention()] if style.padded else []),  # what goes into attention is final
         LowerExperts(plan.default),
         LowerWeights(plan, standard=style.standard),
         *([HalfFloats()] if style.half else []),  # when all operators are those of the finished graph

@@ -78,8 +78,13 @@ def sequence_distances(model: Model, reference: Reference) -> dict[str, float]:
     wrong = [*IDS[:32], 7, 8, 9]
     found["verification"] = distance(model.run(wrong[30:], range(5)), reference(wrong)[30:])
     model.keep(32)
-    # ... and then on: one token, several, and only some of the rows.
+    # ... and then on: one token, the same with a second row in attention, several, and only some of the rows.
     found["one token"] = distance(model.run(IDS[32:33], [0]), right[32:33])
+    if model.can_pad:
+        model.keep(32)
+        model.attends_alone = False
+        found["one token of two rows"] = distance(model.run(IDS[32:33], [0]), right[32:33])
+        model.attends_alone = True
     found["several tokens"] = distance(model.run(IDS[33:40], range(7)), right[33:40])
     found["some rows"] = distance(model.run(IDS[40:60], [3, 19]), right[[43, 59]])
     return found

@@ -18,15 +18,16 @@ from tests.helpers.bundles import alphabet_table, logits_of_table, lookup_graph,
 WIDEST = 200
 
 
-def graph_with_error(error: Callable[[int, int], float]) -> onnx.ModelProto:
-    """The alphabet's graph whose logits of row r in a pass of S tokens are too large by error(S, r)."""
+def graph_with_error(error: Callable[[int, int], float], counted: str = "input_ids") -> onnx.ModelProto:
+    """The alphabet's graph whose logits of row r in a pass of S tokens are too large by error(S, r), where S is as many as there are
+    ``counted``."""
     graph = lookup_graph(logits_of_table(alphabet_table()))
     errors = np.array([[error(width, row) for row in range(WIDEST)] for width in range(WIDEST)], np.float32)
     nodes = graph.graph.node
     next(node for node in nodes if "logits" in node.output).output[0] = "right_logits"
     nodes.extend(
         [
-            helper.make_node("Shape", ["input_ids"], ["width"], start=1, end=2),
+            helper.make_node("Shape", [counted], ["width"], start=1, end=2),
             helper.make_node("Gather", ["errors", "width"], ["errors_of_width"], axis=0),
             helper.make_node("Gather", ["errors_of_width", "logit_rows"], ["errors_of_rows"], axis=1),
             helper.make_node("Unsqueeze", ["errors_of_rows", "last"], ["error"]),
@@ -38,8 +39,8 @@ def graph_with_error(error: Callable[[int, int], float]) -> onnx.ModelProto:
     return graph
 
 
-def self_test(path: Path, error: Callable[[int, int], float], **changes: object) -> Exactness:
-    bundle = write_bundle(path, {"target": graph_with_error(error)}, {"target": (KvLayer(1, 1, 1),)}, chat=False, **changes)
+def self_test(path: Path, error: Callable[[int, int], float], counted: str = "input_ids", **changes: object) -> Exactness:
+    bundle = write_bundle(path, {"target": graph_with_error(error, counted)}, {"target": (KvLayer(1, 1, 1),)}, chat=False, **changes)
     with load(bundle, threads=1) as engine:
         return engine.exactness
 
@@ -61,6 +62,46 @@ WIDE = (24, 32, 64, 128)
 def test_the_largest_set_of_equal_widths(tmp_path: Path, error: Callable[[int, int], float], widths: tuple[int, ...]) -> None:
     found = self_test(tmp_path / "b", error)
     assert (found.grade, found.widths) == ("exact", widths)
+
+
+@pytest.mark.parametrize(
+    ("counted", "pads_attention", "widths"),
+    [
+        ("position_ids", True, (*ALL, *WIDE)),  # what differs is attention, and it can get a second row
+        ("position_ids", False, (*ALL[1:], *WIDE)),
+        ("input_ids", True, (*ALL[1:], *WIDE)),  # what differs is something else
+    ],
+)
+def test_one_token_alone_gets_a_second_row_where_that_makes_it_equal(
+    tmp_path: Path, counted: str, pads_attention: bool, widths: tuple[int, ...]
+) -> None:
+    found = self_test(tmp_path / "b", lambda width, _: width == 1, counted, pads_attention=pads_attention)
+    assert (found.widths, found.pads) == (widths, widths[0] == 1)
+
+
+def test_nothing_is_padded_where_one_token_alone_is_equal(tmp_path: Path) -> None:
+    found = self_test(tmp_path / "b", lambda *_: 0, pads_attention=True)
+    assert (found.widths[0], found.pads) == (1, False)
+
+
+@pytest.mark.parametrize("capacity", [20, 21])
+def test_a_second_row_needs_room(tmp_path: Path, capacity: int) -> None:
+    graphs = {
+        "target": graph_with_error(lambda width, _: width == 1, "position_ids"),
+        "draft": lookup_graph(logits_of_table(alphabet_table())),
+    }
+    layers = dict.fromkeys(graphs, (KvLayer(1, 1, 1),))
+    bundle = write_bundle(tmp_path / "b", graphs, layers, chat=False, pads_attention=True, capacity=capacity)
+    with load(bundle, threads=1) as engine:
+        plain = engine.generate("abcdefghijk", drafter="none", max_new_tokens=30)
+        assert (plain.finish_reason, plain.stats.target_passes) == ("capacity", plain.stats.new_tokens - 1)
+        assert plain.stats.new_tokens == capacity - 11
+        assert not engine._model("target").attends_alone
+        for length in (1, 2, 3):
+            drafted = engine.generate("abcdefghijk", drafter="draft", draft_length=length, max_new_tokens=30)
+            assert (drafted.token_ids, drafted.finish_reason) == (plain.token_ids, "capacity")
+        engine.generate("abc", drafter="none", max_new_tokens=3, exactness="fast")
+        assert engine._model("target").attends_alone
 
 
 def test_no_two_widths_agree(tmp_path: Path) -> None:
