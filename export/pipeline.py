@@ -212,7 +212,7 @@ def _write_model(
         profiles = {NPU: write_graphs(name, pipelines, write)}
     styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
     vocabulary = min(len(_tokenizer_of(decoder, prepared)), decoder.traced.vocab_size)
-    wanted = [profile for profile in variants.NAMES if profile in config.profiles]
+    wanted = [profile for profile in variants.STYLES if profile in config.profiles]
     others = {profile: variants.write_variant(name, profile, vocabulary, styled, folder, write) for profile in wanted}
     origin, traced = decoder.checkpoint.origin, decoder.traced
     token_ids, tokenizer = decoder.vocabulary.save(folder, name) if decoder.vocabulary else (None, None)

@@ -16,13 +16,13 @@ from edgespec.export.static_profile import WriteGraph
 from edgespec.manifest import Variant
 
 CUDA, WEBGPU = "cuda", "webgpu"
-NAMES = (WEBGPU, CUDA)
 TOP = 64
-# WebGPU's attention ignores position_ids where it rotates q and k, and there is no FusedMatMul.
-WEBGPU_STYLE = Style(packed=False, standard=True)
-# CUDA's attention has kernels for 16-bit floats alone, and its fast ones take no bias.
-CHAINS = Style(trees=False, half=True)
-TREES = Style(packed=False, half=True)
+STYLES = {
+    # WebGPU's attention ignores position_ids where it rotates q and k, and there is no FusedMatMul.
+    WEBGPU: (Style(packed=False, standard=True),),
+    # CUDA's attention has kernels for 16-bit floats alone, and its fast ones take no bias: one graph for chains and one for trees.
+    CUDA: (Style(trees=False, half=True), Style(packed=False, half=True)),
+}
 
 
 def check(traced: ir.Model, profiles: tuple[str, ...]) -> None:
@@ -39,15 +39,12 @@ def write_variant(
     name: str, profile: str, vocabulary: int, passes: Callable[[Style], Pipeline], folder: Path, write: WriteGraph
 ) -> Variant:
     """Have the graphs of the model ``name`` written into ``folder`` for this profile; its tokenizer has ``vocabulary`` tokens."""
-    graph = f"{name}.{profile}.onnx"
-    if profile == WEBGPU:
-        write(passes(WEBGPU_STYLE), graph)
-        return Variant(graph)
+    main, *trees = STYLES[profile]
+    graph, tree, take, put = (f"{name}.{profile}{part}.onnx" for part in ("", ".tree", ".take", ".put"))
     top = min(TOP, vocabulary)
-    tree, take, put = (f"{name}.{profile}.{part}.onnx" for part in ("tree", "take", "put"))
-    for style, file in ((CHAINS, graph), (TREES, tree)):
+    for style, file in zip((main, *trees), (graph, tree), strict=False):
         write(passes(dataclasses.replace(style, top=(top, vocabulary))), file)
-    caches = ir.load(folder / tree).graph
+    caches = ir.load(folder / graph).graph
     ir.save(take_graph(caches), folder / take)
     ir.save(put_graph(caches), folder / put)
-    return Variant(graph, tree=tree, kv_dtype="float16", top=top, take=take, put=put)
+    return Variant(graph, tree=tree if trees else None, kv_dtype="float16" if main.half else "float32", top=top, take=take, put=put)

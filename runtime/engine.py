@@ -50,6 +50,7 @@ from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placements, Profile, Providers, Threads
 from edgespec.runtime.profiles import with_profiles
+from edgespec.runtime.providers import NPU
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.rows import bytes_per_row
 from edgespec.runtime.sampling import make_sampler
@@ -418,7 +419,12 @@ class Engine:
         names = drafters.chosen(options.drafter, self.manifest)
         most = self.manifest.target.max_width - 1
         if names and options.draft_length != "auto" and options.draft_length > most:
-            raise UsageError(f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass")
+            static = self.placements.of_model("target").profile == NPU
+            wider = "--npu-widths that have" if static else "--max-width"
+            raise UsageError(
+                f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass; choose a "
+                f"smaller one, or export with {wider} {options.draft_length + 1}"
+            )
         if options.lookahead is not None:
             if "lookahead" not in names:
                 raise UsageError(f"lookahead: has no effect with drafter {options.drafter!r}; name lookahead among the drafters")

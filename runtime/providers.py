@@ -64,6 +64,7 @@ KNOWN = (
         "pip install onnxruntime-ep-webgpu; needs a driver for Vulkan, Metal or D3D12",
         plugin="onnxruntime_ep_webgpu",
         profile="webgpu",
+        memory="webgpu",
         caution="WebGPU's attention ignores position_ids where it rotates q and k itself, as this graph has it: draft trees would be "
         "verified wrongly; export with --profile webgpu, or use drafters of chains only",
     ),

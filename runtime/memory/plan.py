@@ -141,7 +141,7 @@ class Footprint:
         target = self._manifest.target
         rows = context or target.capacity
         if rows > target.capacity:
-            raise UsageError(f"context: {rows} is more than the {target.capacity} tokens that this bundle was exported for")
+            raise UsageError(f"context: {rows} is more than the {target.capacity} tokens that this bundle was exported for, with --context")
         drafts = {drafter.model for drafter in self._manifest.drafters if drafter.model is not None}
         windowed = any(drafter.kind in WINDOWED for drafter in self._manifest.drafters)
         if draft_window is not None and not windowed:

@@ -139,8 +139,12 @@ def test_speculation_writes_the_plain_text(bundle: Path) -> None:
                 for length in (4, "auto"):
                     found = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=30, ignore_eos=True)
                     assert found.token_ids == plain.token_ids, (drafter, length)
-            with pytest.raises(UsageError, match="draft_length: 8 is more than 7"):
+            with pytest.raises(UsageError, match=r"draft_length: 8 is more than 7.* or export with --npu-widths that have 9"):
                 engine.generate(prompt, drafter="draft", draft_length=8)
+            with pytest.raises(CapacityError, match=rf"the prompt has {CAPACITY + 1} tokens and the cache holds {CAPACITY}; shorten"):
+                engine.generate([*IDS, 1], drafter="none")
+    with pytest.raises(UsageError, match=rf"context: {CAPACITY + 1} is more than the {CAPACITY} tokens .* with --context"):
+        load(bundle, profile="npu", context=CAPACITY + 1)
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)

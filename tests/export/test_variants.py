@@ -93,14 +93,15 @@ def test_cuda_keeps_16_bits_on_the_device_and_gives_32(bundle: Path) -> None:
             assert not any(node.input[10:11]), "flash attention takes no bias"
 
 
-def test_rows_can_be_taken_and_put_back(bundle: Path) -> None:
+@pytest.mark.parametrize(("profile", "dtype"), [("cuda", np.float16), ("webgpu", np.float32)])
+def test_rows_can_be_taken_and_put_back(bundle: Path, profile: str, dtype: type) -> None:
     """As a conversation that waits does, behind a branch that was kept."""
-    model, other = open_variant(bundle, "cuda"), open_variant(bundle, "cuda")
+    model, other = open_variant(bundle, profile), open_variant(bundle, profile)
     model.run(IDS[:20], [0])
     model.run([1, 2, 3, 4], range(4), (-1, 0, 0, 2))
     model.keep_path(20, (0, 2, 3))
     rows = model.cache_rows(0, model.length)
-    assert {array.dtype for array in rows} == {np.dtype(np.float16)}
+    assert {array.dtype for array in rows} == {np.dtype(dtype)}
     assert other.restore_rows(model.tokens, rows)
     np.testing.assert_array_equal(other.run(IDS[30:33], range(3)), model.run(IDS[30:33], range(3)))
     assert not other.restore_rows(model.tokens[:-1], rows)
@@ -282,6 +283,21 @@ def test_a_provider_computes_what_torch_does(checkpoint: Path, bundle: Path, pla
     limit = HALF * reference(IDS[:60]).std()
     for name, difference in (sequence_distances(model, reference) | tree_distances(model, reference)).items():
         assert difference < limit, name
+
+
+def test_rows_move_in_the_device_s_own_memory(bundle: Path, place: Placement) -> None:
+    model, other = (open_variant(bundle, place.profile, place) for _ in range(2))
+    assert isinstance(model, DeviceModel)
+    assert {value.device_name() for value in model._values} == {providers.provider(place.providers[0].name).memory}
+    model.run(IDS[:20], [0])
+    model.run([1, 2, 3, 4], range(4), (-1, 0, 0, 2))
+    model.keep_path(20, (0, 2, 3))
+    assert other.restore_rows(model.tokens, model.cache_rows(0, model.length))
+    wanted = model.run(IDS[30:33], range(3)).copy()
+    np.testing.assert_array_equal(other.run(IDS[30:33], range(3)), wanted)
+    other.keep(23)
+    other.best = 2
+    np.testing.assert_array_equal(other.run(IDS[30:33], range(3)).argmax(1), wanted[:, :VOCAB].argmax(1))
 
 
 def test_speculation_on_a_provider_writes_its_plain_text(bundle: Path, place: Placement) -> None:
