@@ -31,7 +31,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--prompts", type=PATH, help="Prompts to answer first: a line each, or .jsonl as in Spec-Bench.")
 @click.option("--text", "texts", type=PATH, multiple=True, help="A text to learn from besides; may be given several times.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--resume", is_flag=True, help="Go on with what stopped, with the same options.")
+@click.option("--resume", is_flag=True, help="Go on with what stopped, with the same options; --minutes may be other ones.")
 @click.option(
     "--evaluate", is_flag=True, help="Measure the draft end to end against plain and n-gram decoding; makes it first if it is not there."
 )

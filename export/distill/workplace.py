@@ -22,6 +22,7 @@ from edgespec.export.distill.shards import Entry, Shard, read_shard, write_shard
 from edgespec.files import whole
 
 RESERVE = 64 * 2**20  # bytes that stay free
+MINUTES = "minutes"
 
 
 class Workplace:
@@ -41,7 +42,7 @@ class Workplace:
         return self._settings.is_file()
 
     def check(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Refuse a folder that another distillation has begun.
+        """Refuse a folder that another distillation has begun. More or less time than was asked for at first is the same one.
 
         Raises:
             UsageError: ``resume`` is not set, or it was begun with other settings.
@@ -52,7 +53,7 @@ class Workplace:
             raise UsageError(f"{self.folder}: an earlier distillation stopped there; go on with --resume, or remove the folder")
         try:
             before = json.loads(self._settings.read_text(encoding="utf-8"))
-            others = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
+            others = sorted(name for name in {*before, *settings} - {MINUTES} if before.get(name) != settings.get(name))
         except (ValueError, AttributeError) as error:
             raise UsageError(f"{self._settings}: damaged; remove the folder {self.folder}") from error
         if others:

@@ -271,6 +271,18 @@ def stop_after(patched: pytest.MonkeyPatch, owner: Any, name: str, calls: int) -
     patched.setattr(owner, name, wrapped)
 
 
+def test_a_training_may_get_more_time(made: Made, tmp_path: Path) -> None:
+    config = made.elsewhere(tmp_path, tokens=None, minutes=0.05, shard_texts=8)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, Trainer, "_step", 1)
+        with pytest.raises(Stopped):
+            distill(config)
+    report = distill(dataclasses.replace(config, resume=True, minutes=0.15))
+    assert report is not None
+    assert report.state.step > 1
+    assert report.state.seconds > 0.05 * 60 * 0.5
+
+
 def test_a_budget_of_time_is_kept(made: Made, tmp_path: Path) -> None:
     config = made.elsewhere(tmp_path, tokens=None, minutes=0.05, shard_texts=8)
     report = distill(config)
