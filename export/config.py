@@ -83,7 +83,7 @@ class ExportConfig:
         if not self.kv or len(set(self.kv)) < len(self.kv) or not set(self.kv) <= set(KV_TYPES):
             raise UsageError(f"--kv: {','.join(self.kv)!r} is not one or several of {', '.join(KV_TYPES)} with commas between")
         if self.kv != ("float32",) and set(self.profiles) - {"cpu"}:
-            raise UsageError(f"--kv: the graphs of --profile {self.profiles[-1]} have float32 KV caches; leave one of the two out")
+            raise UsageError(f"--kv: the graphs of --profile {self.profiles[-1]} have KV caches of their own; leave one of the two out")
         for profile in self.profiles:
             if profile not in PROFILES:
                 raise UsageError(f"--profile: {profile!r} is unknown; choose one of {', '.join(PROFILES)}")

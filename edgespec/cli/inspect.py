@@ -61,6 +61,7 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
         ("KV cache", f"{kv_text(model.layers)}, {model.kv_dtype}, at most {model.capacity} tokens" if model.layers else "none"),
         ("widest pass", f"{model.max_width} tokens"),
     ]
+    pairs += [("profiles", ", ".join(["cpu", *(model.variants or {}), *(model.profiles or {})]))] if model.layers else []
     pairs += head_facts(model)
     if model.fidelity:
         pairs += fidelity_facts(model.fidelity)

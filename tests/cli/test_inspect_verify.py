@@ -12,7 +12,7 @@ from edgespec.bundle import open_bundle
 from edgespec.cli.inspect import describe, kv_text
 from edgespec.cli.output import facts, human_bytes, printable, table
 from edgespec.cli.verify import ranges
-from edgespec.manifest import MANIFEST_NAME, KvLayer, Source
+from edgespec.manifest import MANIFEST_NAME, KvLayer, Source, Variant
 from tests.cli.conftest import Run, assert_one_line_error
 from tests.helpers.bundles import alphabet_table, make_attention_bundle, make_lookup_bundle
 from tests.test_manifest import EXAMPLE
@@ -37,7 +37,8 @@ def test_inspect_json_is_the_manifest_and_the_size(edgespec: Run, bundle: Path) 
 
 
 def test_inspect_shows_every_optional_fact() -> None:
-    text = describe(Path("b"), EXAMPLE)
+    target = dataclasses.replace(EXAMPLE.target, variants={"cuda": Variant("target.cuda.onnx")})
+    text = describe(Path("b"), dataclasses.replace(EXAMPLE, models={**EXAMPLE.models, "target": target}))
     for part in (
         "KL 0.001 nats",
         "99.0%",
@@ -45,6 +46,7 @@ def test_inspect_shows_every_optional_fact() -> None:
         "8 bits, blocks of 32 (rtn)",
         "someone/model at main",
         "bitwise for widths 2, 4, 6",
+        "cpu, cuda",
     ):
         assert part in text
     assert (

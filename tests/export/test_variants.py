@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from edgespec.errors import BundleError, CapacityError, ExportError, UnsupportedModelError, UsageError
 from edgespec.export import ExportReport
 from edgespec.manifest import read_manifest
-from edgespec.runtime import load, providers
+from edgespec.runtime import device_model, load, providers
 from edgespec.runtime.device_model import DeviceModel
 from edgespec.runtime.exactness import find_equal_widths
 from edgespec.runtime.model import Model
@@ -169,6 +169,13 @@ def test_what_is_asked_of_the_device_does_not_change_the_text(
             texts.append(engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True, **options).token_ids)
     assert asked == {best}
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
+def test_a_device_needs_the_package_onnxruntime(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_model, "import_onnxruntime", object)
+    with pytest.raises(UsageError, match="--profile cuda: needs the package onnxruntime, not its C library alone"):
+        open_variant(bundle, "cuda")
 
 
 def test_mixtures_have_no_cuda_profile(tmp_path: Path) -> None:
