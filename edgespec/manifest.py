@@ -172,9 +172,10 @@ class ModelSpec:
     side. Without layers it keeps no cache and ranks tokens for each row by itself (docs/architecture.md). ``token_ids`` is a
     file that gives the target's id for each of the model's own, int32, where these differ; for a draft model it is -1 where
     the target has no such token. ``tokenizer`` is a draft model's own, where it cuts text otherwise than the target's.
-    ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``profiles`` are other graphs
-    of the same model by name, of fixed shapes, such as "npu"; ``variants`` those for passes of any width, such as "webgpu".
-    ``kv_forms`` are graphs of it over KV caches of other types than ``kv_dtype``, by type.
+    ``accuracy`` is, for each of the heads, how often its token of each rank was the target's. ``fused`` is a graph of the target
+    that has the first step of this head in it. ``profiles`` are other graphs of the same model by name, of fixed shapes, such as
+    "npu"; ``variants`` those for passes of any width, such as "webgpu". ``kv_forms`` are graphs of it over KV caches of other types
+    than ``kv_dtype``, by type.
     ``pads_attention`` says that ``position_ids`` and the biases may have more rows than there are tokens; attention then computes
     that many.
     """
@@ -199,6 +200,7 @@ class ModelSpec:
     token_ids: str | None = None
     tokenizer: TokenizerSpec | None = None
     accuracy: tuple[tuple[float, ...], ...] | None = None
+    fused: str | None = None
     profiles: dict[str, StaticProfile] | None = None
     variants: dict[str, Variant] | None = None
     kv_forms: dict[str, KvForm] | None = None

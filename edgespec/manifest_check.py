@@ -78,6 +78,9 @@ class _Checks:
         self._taps(model, field)
         self._reads(name, model, field)
         self.need_file(model.token_ids, f"{field}.token_ids")
+        self.need_file(model.fused, f"{field}.fused")
+        with_cache = bool(model.reads and model.layers)
+        self.need(model.fused is None or with_cache, f"{field}.fused", model.fused, "is for a draft head with a cache")
         if model.tokenizer is not None:
             self.need(model.token_ids is not None and name != "target", f"{field}.tokenizer", model.tokenizer.file, "is without token_ids")
             self.tokenizer(model.tokenizer, f"{field}.tokenizer", model.vocab_size)

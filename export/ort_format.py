@@ -66,6 +66,7 @@ def _converted(folder: Path, spec: ModelSpec) -> ModelSpec:
         )
         for name, variant in spec.variants.items()
     }
+    spec = dataclasses.replace(spec, fused=None)  # A graph of the target with a head in it would hold all of its weights once more.
     forms = spec.kv_forms and {kind: dataclasses.replace(form, graph=_save(folder, form.graph)) for kind, form in spec.kv_forms.items()}
     return dataclasses.replace(spec, graph=_save(folder, spec.graph), weights=(), profiles=profiles, variants=variants, kv_forms=forms)
 

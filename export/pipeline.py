@@ -28,6 +28,8 @@ from edgespec.export.config import DEFAULT_CONTEXT_LIMIT, SELF, ExportConfig, Ex
 from edgespec.export.corpus import HELD
 from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
+from edgespec.export.heads.fuse import with_first_step
+from edgespec.export.heads.fused_proof import prove_fused
 from edgespec.export.heads.proof import Sample, write_samples
 from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
@@ -168,6 +170,8 @@ def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int
         models[name] = _add_kv_forms(name, folder, models[name], decoder, prepared)
         sequences = [_tokenizer_of(decoder, prepared).encode(text) for text in HELD]
         models[name] = use_first(folder, _prove(name, folder, models[name], stored[name], decoder, config, sequences), config.kv)
+    for head in prepared.heads:
+        models[head.kind] = with_first_step(folder, models["target"], models[head.kind])
     sequences = [prepared.tokenizer.encode(text) for text in HELD]
     _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
@@ -287,6 +291,8 @@ def _prove_heads(folder: Path, models: dict[str, ModelSpec], prepared: Prepared,
             chosen = columns(target, head.taps)
             own = [Sample(sample.tokens, sample.features[:, chosen], sample.written) for sample in samples]
             models[head.kind] = head.prove(folder, models[head.kind], own, prepared.config)
+            if models[head.kind].fused is not None:
+                prove_fused(folder, target, models[head.kind], samples[0].tokens)
 
 
 def _matrices(decoder: Decoder) -> list[str]:

@@ -89,6 +89,9 @@ def _exactness_of(data: dict[str, Any]) -> Exactness:
 def _costs_of(data: dict[str, Any]) -> Costs:
     target = {int(width): float(ms) for width, ms in data["target_ms"].items()}
     draft = {str(name): float(ms) for name, ms in data["draft_ms"].items()}
+    first = {str(name): float(ms) for name, ms in data["first_ms"].items()}
     if data["quiet"] is not True or not target or not all(ms > 0 for ms in [*target.values(), *draft.values()]):
         raise ValueError("not costs to rely on")
-    return Costs(target, draft, True)
+    if not all(ms >= 0 for ms in first.values()):
+        raise ValueError("not costs to rely on")
+    return Costs(target, draft, True, first)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from edgespec.runtime.fused import FusedModel
 from edgespec.runtime.model import Model
 from edgespec.runtime.row_heads import RowHeads
 from edgespec.runtime.rows import Floats
@@ -32,11 +33,17 @@ QUIET = 1.3  # a typical run over the second fastest, on a machine that does not
 @dataclasses.dataclass(frozen=True)
 class Costs:
     """Milliseconds of a target pass by width and of one draft step by drafter. ``quiet`` is false when the runs differed
-    so much that the machine must have been busy."""
+    so much that the machine must have been busy. ``first_ms`` is what the first step of a head adds to a pass of the target, where it
+    is made there."""
 
     target_ms: dict[int, float]
     draft_ms: dict[str, float]
     quiet: bool
+    first_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def of_first_step(self, drafter: str) -> float:
+        """The first step of a round."""
+        return self.first_ms.get(drafter, self.draft_ms[drafter])
 
     def of_width(self, width: int) -> float:
         """A pass of ``width`` tokens: straight lines between the measured widths, and in proportion beyond them."""
@@ -103,8 +110,13 @@ def measure(target: Model, drafts: Mapping[str, Callable[[], Model | RowHeads]])
     """Measure a target and the draft models and heads of ``drafts``. All their caches are empty afterwards."""
     widths = [width for width in WIDTHS if width <= min(target.spec.max_width, target.max_pass)]
     target_ms, quiet = measure_widths(target, widths)
-    draft_ms = {name: measure_draft_step(model(), target, min(4, widths[-1])) for name, model in drafts.items()}
-    return Costs(target_ms, draft_ms, quiet)
+    width = min(4, widths[-1])
+    draft_ms = {name: measure_draft_step(model(), target, width) for name, model in drafts.items()}
+    first_ms = {}
+    if isinstance(target, FusedModel):
+        inside = ((name, head) for name, model in drafts.items() if isinstance(head := model(), Model) and target.has_inside(head))
+        first_ms = {name: measure_first_step(head, target, width) for name, head in inside}
+    return Costs(target_ms, draft_ms, quiet, first_ms)
 
 
 def measure_widths(model: Model, widths: Sequence[int]) -> tuple[dict[int, float], bool]:
@@ -144,6 +156,21 @@ def measure_draft_step(draft: Model | RowHeads, target: Model, target_width: int
     draft.keep(0)
     target.keep(0)
     return sorted(times)[1]
+
+
+def measure_first_step(head: Model, target: FusedModel, width: int) -> float:
+    """Milliseconds that a pass of the target of ``width`` tokens takes longer for the head's first step, never less than none."""
+    steps = target.attach(head)
+    length = min(LENGTH, target.capacity - width)
+    _fill(target, length)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(REPEATS):
+        for wanted, found in times.items():
+            steps.wanted = wanted
+            found.append(_time_pass(target, length, width))
+    target.leave_out()
+    target.keep(0)
+    return max(sorted(times[True])[1] - sorted(times[False])[1], 0.0)
 
 
 def _measure_heads(heads: RowHeads, target: Model, target_width: int) -> float:

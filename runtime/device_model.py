@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from edgespec.errors import CapacityError, UsageError
 from edgespec.manifest import ModelSpec, Variant
-from edgespec.runtime.model import PREFILL_WIDTH, check_contract
+from edgespec.runtime.model import PREFILL_WIDTH, check_contract, contract
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import provider
@@ -70,7 +70,7 @@ class DeviceModel(Rows):
     def _open(self, graph: str, trees: bool) -> _Graph:
         path = self._folder / graph
         session = make_session(path, self._place.threads, self._place.providers, self._alone, self._place.strict)
-        check_contract(path, session, self.spec, trees=trees, bias_dtype=self.spec.kv_dtype)
+        check_contract(path, session, *contract(self.spec, trees=trees, bias_dtype=self.spec.kv_dtype))
         self.sessions.append(session)
         return _Graph(path, session, dict(zip(self._names, self._values, strict=True)))
 

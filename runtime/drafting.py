@@ -23,6 +23,7 @@ from edgespec.runtime.drafters.corpus import Corpus
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.features import columns
+from edgespec.runtime.fused import target_graph
 from edgespec.runtime.loop import Target
 from edgespec.runtime.model import Model
 from edgespec.runtime.models import Models
@@ -118,7 +119,7 @@ class Drafting:
 
     @property
     def _costs_key(self) -> str:
-        return calibration.cache_key((self._key(), *sorted(self._usable.values())))
+        return calibration.cache_key((self._key(), target_graph(self._manifest), *sorted(self._usable.values())))
 
     def forget(self) -> None:
         """All that was measured and learnt, here and in the user's cache folder."""
@@ -155,6 +156,7 @@ class Drafting:
             window: W, N and G of lookahead decoding, None for the usual ones.
             owner: the conversation, None for a text by itself.
         """
+        self._models.leave_heads_out()
         auto = bool(names) and length == "auto"
         resources = drafters.Resources(
             vocabulary=self._tokenizer.size,
@@ -165,12 +167,14 @@ class Drafting:
             branches=target.branches,
             pass_ms=self._pass_cost(target.widths) if auto else None,
             draft_ms=lambda kind: self.costs.draft_ms[kind],
+            first_ms=lambda kind: self.costs.of_first_step(kind),
             translator=self._translator,
             corpus=self.corpus,
             window=window,
             features=self._features,
             heads=lambda kind: self._models.get_heads(drafters.model_names(kind, self._manifest)[0]),
             token_map=self._token_map,
+            first_steps=lambda kind: self._models.first_steps(drafters.model_names(kind, self._manifest)[0]),
             kept={} if owner is None else self.kept.setdefault(owner, {}),
         )
         most = target.widths.widths[-1] - 1

@@ -35,6 +35,7 @@ from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.endless import LEAST_CAPACITY, Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
+from edgespec.runtime.fused import as_run, without_fused
 from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.machine import machine_name
@@ -172,6 +173,8 @@ class Engine:
         self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
         corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         allowed = kv_choice(kv, self.manifest, import_onnxruntime().__version__)
+        usual = placements.are_usual(self.manifest.models)
+        self.manifest = as_run(self.manifest, budget, allowed[0]) if usual else without_fused(self.manifest)
         self._footprint = footprint(path, self.manifest)
         wanted = self._footprint.widest(context, draft_window, allowed)
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)

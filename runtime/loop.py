@@ -94,6 +94,7 @@ def generate_blocks(
     """
     limit, at_limit = most_tokens(target, len(context), max_new_tokens)
     started = time.perf_counter()
+    proposer.begin(context)
     seen = target.sees(context)
     stats.dropped_tokens = len(context) - len(seen)
     logits = prefill(target, seen, stats)

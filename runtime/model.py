@@ -32,6 +32,8 @@ from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, ze
 from edgespec.runtime.session import Choice, failure, in_main_memory, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
+Values = dict[str, tuple[str, list[int | None]]]
+"""Inputs or outputs of a graph: ONNX Runtime's name of the type, and the shape with None for what may change."""
 
 
 class Model(Rows):
@@ -57,7 +59,7 @@ class Model(Rows):
         self._graph = graph
         self._session = make_session(graph, threads, providers, alone, strict)
         self.sessions = [self._session]
-        check_contract(graph, self._session, spec)
+        check_contract(graph, self._session, *self._contract())
         # Inputs and outputs, as large as they can get. A binding of (S, R) uses the head of each.
         self._tokens = np.zeros(self.max_pass, np.int64)
         self._positions = np.zeros(max(self.max_pass, 2), np.int64)
@@ -71,7 +73,9 @@ class Model(Rows):
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
-        self._bindings: dict[tuple[int, int, int], Any] = {}
+        self._bindings: dict[tuple[int, int, int, int], Any] = {}
+        self._variant = 0
+        """Which of several sets of inputs and outputs the next pass has, of a graph that has several."""
         self._binds_once = in_main_memory(providers)
         self._offsets = np.arange(max(self.max_pass, 2), dtype=np.int64)
 
@@ -144,8 +148,14 @@ class Model(Rows):
             raise failure(f"{self._graph}: a pass of {width} tokens after {start} failed", error) from error
         self.run_seconds += time.perf_counter() - started
         self.passes += 1
+        if self.spec.features:
+            self._took[0, 0, start : start + count, 0] = tokens
         self.tokens.extend(tokens)
         return self._logits[: len(rows)]
+
+    def _contract(self) -> tuple[Values, Values]:
+        """Inputs and outputs that the graph must have."""
+        return contract(self.spec)
 
     def _bind_features(self, binding: Any, features: Floats | None, width: int) -> None:
         """Bind what a draft head is given."""
@@ -184,10 +194,10 @@ class Model(Rows):
             self._bindings.clear()
         if not self._binds_once:
             return self._bind(width, attended, rows)
-        key = width, attended, rows
+        key = width, attended, rows, self._variant
         binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bindings[key] = self._bind(*key)
+            binding = self._bindings[key] = self._bind(width, attended, rows)
         return binding
 
     def _bind(self, width: int, attended: int, rows: int) -> Any:
@@ -218,12 +228,11 @@ def feature_inputs(spec: ModelSpec) -> dict[str, int]:
     return {"features": spec.features} | ({"own_features": own} if own != spec.features else {})
 
 
-def check_contract(graph: Path, session: Any, spec: ModelSpec, *, trees: bool = True, bias_dtype: str = "float32") -> None:
-    """Compare the graph's inputs and outputs with the manifest, so that a wrong one is named before the first pass. A graph that is not
-    for ``trees`` has no attention bias."""
+def contract(spec: ModelSpec, *, trees: bool = True, bias_dtype: str = "float32") -> tuple[Values, Values]:
+    """Inputs and outputs that the manifest calls for. A graph that is not for ``trees`` has no attention bias."""
     bias = "tensor(float16)" if bias_dtype == "float16" else "tensor(float)"
     kv = KV_TYPES[spec.kv_dtype]
-    inputs: dict[str, tuple[str, list[int | None]]] = {
+    inputs: Values = {
         "input_ids": ("tensor(int64)", [1, None]),
         "position_ids": ("tensor(int64)", [1, None]),
         "seqlens_k": ("tensor(int32)", [1]),
@@ -235,13 +244,18 @@ def check_contract(graph: Path, session: Any, spec: ModelSpec, *, trees: bool = 
             inputs[bias_name(window)] = (bias, [1, 1, None, None])
     for name, columns in feature_inputs(spec).items():
         inputs[name] = ("tensor(float)", [1, None, columns])
-    outputs: dict[str, tuple[str, list[int | None]]] = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
+    outputs: Values = {"logits": ("tensor(float)", [1, None, spec.vocab_size])}
     if spec.hidden_states:
         outputs["hidden_states"] = ("tensor(float)", [1, None, spec.hidden_states])
     for index, layer in enumerate(spec.layers):
         for part, dim in (("key", layer.key_dim), ("value", layer.value_dim)):
             shape = [1, layer.heads, None, kv.columns(dim)]
             inputs[f"past_key_values.{index}.{part}"] = outputs[f"present.{index}.{part}"] = (kv.tensor, shape)
+    return inputs, outputs
+
+
+def check_contract(graph: Path, session: Any, inputs: Values, outputs: Values) -> None:
+    """Compare the graph's inputs and outputs with those of the manifest, so that a wrong one is named before the first pass."""
     for kind, wanted, found in (("input", inputs, session.get_inputs()), ("output", outputs, session.get_outputs())):
         have = {item.name: item for item in found}
         for name, (dtype, shape) in wanted.items():

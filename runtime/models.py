@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import NO_MEMORY, BundleError, CapacityError, OutOfMemory, RuntimeFailure
 from edgespec.manifest import Manifest
+from edgespec.runtime.fused import FirstSteps, FusedModel, head_inside, target_graph
 from edgespec.runtime.memory.pack_cache import forget_packs, zeroed_blocks
 from edgespec.runtime.memory.plan import Settings, rows_of
 from edgespec.runtime.model import Model
@@ -73,10 +74,12 @@ class Models:
                 log.warning("%s cannot be used and is made again the next time: %s", packed, error)
                 forget_packs(packed)
                 self._packs.clear()
-        return self._open(name, self._path / self._manifest.models[name].graph)
+        graph = target_graph(self._manifest) if name == "target" else self._manifest.models[name].graph
+        return self._open(name, self._path / graph)
 
     def _open(self, name: str, graph: Path) -> Model:
         spec = self._manifest.models[name]
+        inside = head_inside(self._manifest) if name == "target" else None
         return open_model(
             graph.parent,
             dataclasses.replace(spec, graph=graph.name, max_width=min(spec.max_width, self._settings.width)),
@@ -84,6 +87,7 @@ class Models:
             capacity=rows_of(name, self._manifest, self._settings),
             alone=not self._manifest.models.keys() - {"target"} - self.dropped.keys(),
             chunk=self._settings.chunk,
+            inside=self._manifest.models[inside] if inside else None,
         )
 
     def get_heads(self, name: str) -> RowHeads:
@@ -125,12 +129,34 @@ class Models:
         self.heads.clear()
         for name in [name for name in self.loaded if name != "target"]:
             del self.loaded[name]
+        self._let_go()
+
+    def first_steps(self, name: str) -> FirstSteps | None:
+        """Let the target's passes make the first step of this head from now on; None if its graph does not have it."""
+        target = self.get("target")
+        if name != head_inside(self._manifest) or not isinstance(target, FusedModel):
+            return None
+        return target.attach(self.get(name))
+
+    def leave_heads_out(self) -> None:
+        """The target's passes are the target's alone until :meth:`first_steps` is asked for."""
+        target = self.loaded.get("target")
+        if isinstance(target, FusedModel):
+            target.leave_out()
+
+    def _let_go(self) -> None:
+        """Let the target hold no head that is to be freed."""
+        target = self.loaded.get("target")
+        if isinstance(target, FusedModel):
+            target.detach()
 
     def drop(self, names: Sequence[str], reason: str) -> None:
         """Do without draft models from now on."""
         for name in names:
             self.loaded.pop(name, None)
             self.heads.pop(name, None)
+            if name == head_inside(self._manifest):
+                self._let_go()
             if name not in self.dropped:
                 self.dropped[name] = reason
                 log.warning("going on without %s: %s", name, reason)

@@ -6,11 +6,12 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from edgespec.errors import BundleError
 from edgespec.manifest import Manifest, ModelSpec
 from edgespec.runtime.device_model import DeviceModel
+from edgespec.runtime.fused import FusedModel
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import DYNAMIC, provider
@@ -51,8 +52,18 @@ def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
     return dataclasses.replace(spec, capacity=found.capacity, max_width=widest, pass_ms=None)
 
 
-def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int, alone: bool = True, chunk: int = PREFILL_WIDTH) -> Model:
-    """Load a model of a bundle; ``spec`` is that of :func:`with_profiles`. Graphs of fixed shapes have their own capacity and chunk."""
+def open_model(
+    folder: Path,
+    spec: ModelSpec,
+    place: Placement,
+    *,
+    capacity: int,
+    alone: bool = True,
+    chunk: int = PREFILL_WIDTH,
+    inside: ModelSpec | None = None,
+) -> Model:
+    """Load a model of a bundle; ``spec`` is that of :func:`with_profiles`. Graphs of fixed shapes have their own capacity and chunk.
+    ``inside`` is the head whose first step the graph has in it."""
     caution = provider(place.providers[0].name).caution
     if caution and place.profile == DYNAMIC:
         log.warning("%s: %s", folder / spec.graph, caution)
@@ -61,15 +72,8 @@ def open_model(folder: Path, spec: ModelSpec, place: Placement, *, capacity: int
         device = DeviceModel(folder, spec, variant, place, capacity=capacity, alone=alone, chunk=chunk)
         return cast("Model", device)  # The same verbs with the same meaning, which is all that anybody asks of a model.
     if place.profile not in (spec.profiles or {}):
-        return Model(
-            folder / spec.graph,
-            spec,
-            capacity=capacity,
-            threads=place.threads,
-            providers=place.providers,
-            alone=alone,
-            strict=place.strict,
-            chunk=chunk,
-        )
+        how: dict[str, Any] = {"capacity": capacity, "threads": place.threads, "providers": place.providers}
+        how |= {"alone": alone, "strict": place.strict, "chunk": chunk}
+        return Model(folder / spec.graph, spec, **how) if inside is None else FusedModel(folder / spec.graph, spec, inside, **how)
     assert spec.profiles is not None
     return cast("Model", StaticModel(folder, spec, spec.profiles[place.profile], place, alone=alone))

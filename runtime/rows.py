@@ -1,7 +1,7 @@
 """The rows of a model's KV cache, and what can be done to them besides running the model.
 
 The cache is one zeroed block of memory. Where the graph gives the hidden states that a draft head reads, each row has its own
-beside it (``features``). Verbs:
+beside it (``features``), and a row of a head has the token that it took (``taken``). Verbs:
 
     keep_common(context)     keep what a new context shares with the cache
     keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
@@ -94,7 +94,9 @@ class Rows(abc.ABC):
         self._caches = _allocate_caches(spec, capacity)
         wide = spec.hidden_states or 0
         self._features = zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
-        self._stores = [*self._caches, self._features] if spec.hidden_states else self._caches
+        heads = capacity if spec.features else 0
+        self._took = zeroed(heads * 8)[: heads * 8].view(np.int64).reshape(1, 1, heads, 1)
+        self._stores = [*self._caches, *([self._features] if spec.hidden_states else []), *([self._took] if heads else [])]
         """All that has one entry for each row of the cache, in axis 2."""
 
     @property
@@ -106,6 +108,12 @@ class Rows(abc.ABC):
     def features(self) -> Floats:
         """Hidden states of the valid rows, float32 [length, F]; a view that the next pass extends. F is 0 if the graph gives none."""
         return self._features[0, 0, : self.length]
+
+    @property
+    def taken(self) -> npt.NDArray[np.int64]:
+        """Of a draft head with a cache: the token that each valid row took, int64 [length]. The row bears the name of the token before it,
+        whose feature it took, too. A view that the next pass extends."""
+        return self._took[0, 0, : self.length, 0]
 
     def keep(self, length: int) -> None:
         """Roll back to the first ``length`` rows."""
@@ -126,7 +134,7 @@ class Rows(abc.ABC):
         if list(rows) != list(range(count)):
             chosen = np.asarray(rows) + start
             tokens = [self.tokens[row] for row in chosen]
-            self.keep(start)  # Whatever interrupts the moving, no row is valid whose content is another token's.
+            del self.tokens[start:]  # Whatever interrupts the moving, no row is valid whose content is another token's.
             self._move_rows(start, chosen)
             self.tokens.extend(tokens)
         self.keep(start + count)
@@ -137,8 +145,8 @@ class Rows(abc.ABC):
             store[:, :, start : start + len(chosen)] = store[:, :, chosen]
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, and of the hidden states,
-        [1, 1, stop - start, F], if there are any."""
+        """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, of the hidden states,
+        [1, 1, stop - start, F], if there are any, and of a head of the tokens that it took, [1, 1, stop - start, 1]."""
         return [store[:, :, start:stop].copy() for store in self._stores]
 
     def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
@@ -236,5 +244,6 @@ def _allocate_caches(spec: ModelSpec, capacity: int) -> list[npt.NDArray[Any]]:
 
 
 def bytes_per_row(spec: ModelSpec) -> int:
-    """Size of one row of the KV cache over all layers, with its hidden states."""
-    return sum(layer_bytes(layer, spec.kv_dtype) for layer in spec.layers) + 4 * (spec.hidden_states or 0)
+    """Size of one row of the KV cache over all layers, with its hidden states and what a head took."""
+    cache = sum(layer_bytes(layer, spec.kv_dtype) for layer in spec.layers)
+    return cache + 4 * (spec.hidden_states or 0) + (8 if spec.features else 0)

@@ -19,6 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import foreign
+from edgespec.runtime.fused import FirstSteps
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats, Text
 from edgespec.runtime.row_heads import RowHeads
@@ -61,6 +62,9 @@ class Drafter(abc.ABC):
 
     name: ClassVar[str]
     reads_choices: ClassVar[bool] = False
+
+    def begin(self, context: Sequence[int]) -> None:  # noqa: B027 - most have nothing to prepare
+        """A text begins, whose prompt has not been read yet. ``context`` is the list that every round is about; it grows."""
 
     @abc.abstractmethod
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
@@ -108,6 +112,7 @@ class Resources:
         pass_ms: milliseconds of a target pass of so many tokens. None where a number of nodes was asked for: then it is not the
             drafter's to choose.
         draft_ms: milliseconds of a step of the model of a kind.
+        first_ms: milliseconds of its first step in a round, which is cheaper where the target's passes make it.
         translator: from the target's ids to those of the model of a kind that has its own.
         gate: says of token after token whether it pays; None where a number of tokens was asked for.
         corpus: a text of the user's for the n-gram drafter, if there is one.
@@ -116,6 +121,7 @@ class Resources:
         features: for a head of a kind, what gives the target's hidden states that it reads, [rows of the target's cache, F].
         heads: gives the bundle's heads of a kind that keep no cache.
         token_map: of the bundle's model of a kind, None where it scores the target's ids.
+        first_steps: lets the target's passes make the first step of the head of a kind; None where they cannot.
     """
 
     vocabulary: int
@@ -126,6 +132,7 @@ class Resources:
     branches: bool = True
     pass_ms: Callable[[int], float] | None = None
     draft_ms: Callable[[str], float] = lambda _: 0.0
+    first_ms: Callable[[str], float] = lambda _: 0.0
     translator: Callable[[str], Translator] = no_translator
     gate: Gate | None = None
     corpus: Corpus | None = None
@@ -134,6 +141,7 @@ class Resources:
     features: Callable[[str], Callable[[], Floats]] = _no_head
     heads: Callable[[str], RowHeads] = _no_head
     token_map: Callable[[str], TokenMap | None] = lambda _: None
+    first_steps: Callable[[str], FirstSteps | None] = lambda _: None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,10 @@ Row j of its cache takes token j + 1 and the feature of token j. For the text th
 tokens the head's own output of the row before. How the tree is grown and which of its nodes are verified is the tree drafter's
 (:mod:`edgespec.runtime.drafters.tree`): EAGLE-2's expansion by cumulative probability within measured costs; where the draft is
 sure, or one node was asked for, it is a chain.
+
+Where the target's graph has the head's first step in it (:mod:`edgespec.runtime.fused`), rows of the text mostly come with the target's
+passes, and the logits for the first level of the tree with them. The head's own graph then runs from the second level on, and for
+rows that turned out to have taken another token than the text did.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import numpy as np
 from edgespec.runtime.drafters import Resources, Round
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.tree import TokenTree, TreeOptions, costs_of
+from edgespec.runtime.fused import FirstSteps
 from edgespec.runtime.model import Model
 from edgespec.runtime.processors import Floats
 from edgespec.runtime.token_map import TokenMap
+from edgespec.tree import DraftTree
 
 
 class EagleCache:
@@ -28,18 +34,24 @@ class EagleCache:
         model: the head.
         features: gives the target's hidden states, [rows of its cache, F].
         token_map: of a reduced vocabulary, None if the head scores the target's.
+        steps: the head's rows that passes of the target make, where they do.
 
     Attributes:
         vocabulary: number of ids that rows of logits have.
     """
 
-    def __init__(self, model: Model, features: Callable[[], Floats], token_map: TokenMap | None = None) -> None:
+    def __init__(
+        self, model: Model, features: Callable[[], Floats], token_map: TokenMap | None = None, steps: FirstSteps | None = None
+    ) -> None:
         self.model = model
+        self.steps = steps
         self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
         self._features = features
         self._token_map = token_map
+        self._checked = 0
+        """So many rows are known to be of this text."""
         self._settled: int | None = None
-        """So many rows are of the text and took the target's features; None before the first proposal."""
+        """While a tree grows: so many rows are of the text and took the target's features."""
         self._trunk = 0
         self._parents: list[int] = []
         self._row_of = {-1: -1}
@@ -49,23 +61,39 @@ class EagleCache:
         """Rows that are free."""
         return self.model.capacity - self.model.length
 
+    def start(self, context: Sequence[int]) -> None:
+        """A text begins: keep what its prompt shares with the rows."""
+        self._checked = 0
+        self.follow(context)
+        if self.steps is None:
+            return
+        self.steps.begin(context)
+        # Passes add to the rows only while there are as many as of the target. A few that are missing are made up for at once; where most
+        # are, it is as well to wait until the head is asked.
+        features = self._features()
+        if len(features) - self.model.length <= len(context) - len(features):
+            self._extend(context, features, len(features))
+
     def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
         """Logits [V] after ``context``; None if it does not fit, has a token from ``vocabulary`` on, or is too short for a feature."""
         model = self.model
-        self._follow(context)
+        self.follow(context)
         features = self._features()
         rows = min(len(features), len(context) - 1)
         if rows < 1 or len(context) - 1 > model.capacity or max(context[model.length :]) >= vocabulary:
             return None
-        if model.length >= rows:  # The head was asked about this very text before, and its logits are gone.
-            model.keep(rows - 1)
-        while model.length < rows:
-            start, stop = model.length, min(model.length + model.chunk, rows)
-            logits = self._run(context, start, stop, features[start:stop])
-        self._settled = rows
+        logits = None
+        if model.length >= rows:
+            model.keep(rows)
+            logits = None if self.steps is None else self.steps.logits_of(rows - 1)
+        if logits is None:
+            model.keep(min(model.length, rows - 1))  # The head may have been asked about this very text before.
+            logits = self._extend(context, features, rows)
+        self._checked = self._settled = rows
         while model.length < len(context) - 1:  # Tokens that no pass of the target has seen yet: a grammar forced them.
             logits = self._run(context, model.length, model.length + 1, model.features[-1:])
         self._trunk, self._parents, self._row_of = model.length, [], {-1: -1}
+        assert logits is not None, "there was a row to run, or its logits"
         row: Floats = self._widened(logits)[0]
         return row
 
@@ -85,20 +113,32 @@ class EagleCache:
         """Forget rows with features of the head's own: the text may come to have the same tokens, and its rows are others."""
         if self._settled is not None:
             self.model.keep(min(self._settled, self.model.length))
+        self._settled = None
 
-    def _follow(self, context: Sequence[int]) -> None:
-        """Keep the rows that belong to the context."""
-        if self._settled is None:
-            # Rows may be those of another text: of what it shares, the last one took a token that may not be shared.
-            self.model.keep_common(context)
-            self.model.keep(max(self.model.length - 1, 0))
-        else:
-            self.settle()
+    def follow(self, context: Sequence[int]) -> None:
+        """Keep the rows that belong to ``context``: each has to be named by its token, and to have taken the one after it."""
+        self.settle()
+        model = self.model
+        row, most = min(self._checked, model.length), min(model.length, len(context) - 1)
+        while row < most and (model.tokens[row], model.taken[row]) == (context[row], context[row + 1]):
+            row += 1
+        model.keep(row)
+        self._checked = row
+
+    def _extend(self, context: Sequence[int], features: Floats, rows: int) -> Floats | None:
+        """Make the rows of the text that are missing of the first ``rows``; the logits [1, Vd] of the last, None if none is missing."""
+        model, logits = self.model, None
+        while model.length < rows:
+            start, stop = model.length, min(model.length + model.chunk, rows)
+            logits = self._run(context, start, stop, features[start:stop])
+        return logits
 
     def _run(self, context: Sequence[int], start: int, stop: int, features: Floats) -> Floats:
         """Rows ``start`` to ``stop`` of the text; the logits [1, Vd] of the last."""
         logits = self.model.run(context[start + 1 : stop + 1], [stop - start - 1], features=features)
         self.model.tokens[start:] = context[start:stop]
+        if self.steps is not None:
+            self.steps.forget()
         return logits
 
     def _widened(self, logits: Floats) -> Floats:
@@ -114,14 +154,24 @@ class Eagle(TokenTree):
         super().__init__([cache], vocabulary, options)
         self._cache = cache
 
+    def begin(self, context: Sequence[int]) -> None:
+        self._cache.start(context)
+
+    def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
+        tree = super().propose(context, max_tokens)
+        self._cache.settle()  # before the target's pass, which may have rows of the text to add
+        if self._cache.steps is not None:
+            self._cache.steps.wanted = self.off is None
+        return tree
+
     def observe(self, found: Round) -> None:
         super().observe(found)
-        self._cache.settle()
+        self._cache.follow(found.context)
 
 
 def make_eagle(resources: Resources) -> Eagle:
     """With the bundle's EAGLE head."""
     (model, *_) = resources.models("eagle")
-    cache = EagleCache(model, resources.features("eagle"), resources.token_map("eagle"))
+    cache = EagleCache(model, resources.features("eagle"), resources.token_map("eagle"), resources.first_steps("eagle"))
     options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "eagle", 1))
     return Eagle(cache, resources.vocabulary, options)

@@ -26,6 +26,10 @@ class Guarded(Drafter):
         self.name = drafter.name  # type: ignore[misc]
         self.reads_choices = drafter.reads_choices  # type: ignore[misc]
 
+    def begin(self, context: Sequence[int]) -> None:
+        with reported(self._label, "failed to begin a text"):
+            self._drafter.begin(context)
+
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
         with reported(self._label, "failed to propose"):
             tree = self._drafter.propose(context, max_tokens)

@@ -73,6 +73,14 @@ class Proposer:
         """Proposed tokens so far that the target had said on a branch."""
         self._passes, self._run_seconds = 0, 0.0  # of sources that were dropped
 
+    def begin(self, context: Sequence[int]) -> None:
+        """A text begins; its prompt has not been read yet."""
+        for source in self.sources:
+            try:
+                source.drafter.begin(context)
+            except NO_MEMORY as error:
+                self.drop(source, error)
+
     def propose(self, context: Sequence[int], limit: int) -> DraftTree:
         """A tree of at most ``limit`` nodes."""
         tree = self._ask(context, limit)

@@ -36,10 +36,21 @@ Guesser = Callable[[Sequence[Floats], Text, int], Sequence[Guess]]
 
 @dataclasses.dataclass(frozen=True)
 class TreeCosts:
-    """Milliseconds of a target pass of so many tokens, and of all drafts for a level of one node."""
+    """Milliseconds of a target pass of so many tokens, and of all drafts for a level of one node; ``first_ms`` of the first level, where
+    that is another."""
 
     pass_ms: Callable[[int], float]
     level_ms: float
+    first_ms: float | None = None
+
+    @property
+    def first(self) -> float:
+        """The first level, whose logits are those of one row."""
+        return self.level_ms if self.first_ms is None else self.first_ms
+
+    def chain(self, depth: int) -> float:
+        """Levels of one node each."""
+        return self.first + (depth - 1) * self.level_ms
 
     def level(self, nodes: int) -> float:
         """A level of several nodes, taken to cost in proportion to the target's passes."""
@@ -138,7 +149,7 @@ class TokenTree(Drafter):
     def _choose(self, context: Sequence[int], rows: list[Floats], growth: Growth, probabilities: list[float], most: int) -> list[int]:
         """Grow where the draft is sure of itself; the nodes to verify."""
         costs, first = self._options.costs, self._chances.by_rank[0]
-        level, scored, spent = [-1], {-1}, costs.level(1) if costs else 0.0
+        level, scored, spent = [-1], {-1}, costs.first if costs else 0.0
         found = [rows]
         while True:
             for node, node_rows in zip(level, found, strict=True):
@@ -198,7 +209,9 @@ def make_token_tree(resources: Resources) -> TokenTree:
 
 def costs_of(resources: Resources, kind: str, models: int) -> TreeCosts | None:
     """With so many models of a kind; None where a number of nodes was asked for."""
-    return None if resources.pass_ms is None else TreeCosts(resources.pass_ms, models * resources.draft_ms(kind))
+    if resources.pass_ms is None:
+        return None
+    return TreeCosts(resources.pass_ms, models * resources.draft_ms(kind), models * resources.first_ms(kind))
 
 
 def shape(by_rank: Sequence[float], most: int, branches: bool, costs: TreeCosts | None) -> tuple[Growth, int, float]:
@@ -217,7 +230,7 @@ def shape(by_rank: Sequence[float], most: int, branches: bool, costs: TreeCosts 
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
         tokens, depth = tokens + growth.values[node], max(depth, depths[node])
         if costs is not None:
-            found = tokens / (costs.pass_ms(2 + node) + depth * costs.level_ms)
+            found = tokens / (costs.pass_ms(2 + node) + costs.chain(depth))
             best, rate = (node + 1, found) if found > rate else (best, rate)
         heapq.heappush(heap, (-growth.value_of(node, by_rank[0]), node, 0))
         if rank + 1 < len(by_rank):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.bundle import open_bundle
+from edgespec.runtime.fused import as_run
 from edgespec.runtime.kv import kv_choice
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.pack_cache import are_useful
@@ -35,7 +36,7 @@ def plan_bundle(
     manifest = open_bundle(bundle)
     tokenizer = Tokenizer(bundle, manifest.tokenizer, manifest.target.vocab_size)
     allowed = kv_choice(kv, manifest, import_onnxruntime().__version__)
-    found = footprint(bundle, manifest)
+    found = footprint(bundle, as_run(manifest, budget, allowed[0]))
     del tokenizer  # it had to be there while the process was measured
     wanted = found.widest(context, kv=allowed)
     if pack_cache and are_useful(found.weights):

@@ -38,6 +38,7 @@ from typing import Any
 from edgespec.bundle import bundle_key, hash_file
 from edgespec.cache import cache_folder
 from edgespec.manifest import Manifest
+from edgespec.runtime.fused import target_graph
 from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.weights import ORT_SUFFIX, GraphWeights
@@ -56,12 +57,13 @@ TIMEOUT_S = 600
 
 def open_packs(bundle: Path, manifest: Manifest, weights: Mapping[str, GraphWeights]) -> dict[str, Path]:
     """Graphs with saved packs, by the model's name, made now if they are not there; none where that cannot be done."""
-    if not are_useful(weights) or any(manifest.models[name].graph.endswith(ORT_SUFFIX) for name in weights):
+    graphs = {name: manifest.models[name].graph for name in weights} | {"target": target_graph(manifest)}
+    if not are_useful(weights) or any(graph.endswith(ORT_SUFFIX) for graph in graphs.values()):
         return {}  # graphs in ONNX Runtime's own format cannot be saved anew
     try:
-        folder = _root() / _key(bundle, [manifest.models[name].graph for name in sorted(weights)])
+        folder = _root() / _key(bundle, [graphs[name] for name in sorted(graphs)])
         if not _is_whole(folder):
-            _build(bundle, manifest, weights, folder)
+            _build(bundle, graphs, weights, folder)
         os.utime(folder)  # for the order in which bundles are forgotten
         return {name: folder / f"{name}.onnx" for name in weights} if (folder / "target.onnx").exists() else {}
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, subprocess.SubprocessError) as error:
@@ -124,7 +126,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(bundle: Path, manifest: Manifest, weights: Mapping[str, GraphWeights], folder: Path) -> None:
+def _build(bundle: Path, graphs: Mapping[str, str], weights: Mapping[str, GraphWeights], folder: Path) -> None:
     """Fill ``folder``, or leave nothing behind.
 
     Raises:
@@ -140,8 +142,8 @@ def _build(bundle: Path, manifest: Manifest, weights: Mapping[str, GraphWeights]
     started = time.monotonic()
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
     try:
-        graphs = {name: str((bundle / manifest.models[name].graph).absolute()) for name in weights}
-        command = [sys.executable, "-m", "edgespec.runtime.memory.pack_build", str(scratch), json.dumps(graphs)]
+        paths = {name: str((bundle / graph).absolute()) for name, graph in graphs.items()}
+        command = [sys.executable, "-m", "edgespec.runtime.memory.pack_build", str(scratch), json.dumps(paths)]
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(OWN_BLOCKS), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:

@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.fused import target_graph
 from edgespec.runtime.kv import in_form
 from edgespec.runtime.memory.measure import return_freed_memory, usage
 from edgespec.runtime.memory.weights import GraphWeights, read_weights
@@ -128,8 +129,9 @@ class Footprint:
     def weights(self) -> dict[str, GraphWeights]:
         """Read once, for this and :meth:`with_packs`, when first needed: without a budget nothing depends on them."""
         if not self._weights:
-            names = ("target", *self.widest().drafts)
-            self._weights.update((name, read_weights(self._bundle / self._manifest.models[name].graph)) for name in names)
+            drafts = {name: self._manifest.models[name].graph for name in self.widest().drafts}
+            graphs = {"target": target_graph(self._manifest), **drafts}
+            self._weights.update((name, read_weights(self._bundle / graph)) for name, graph in graphs.items())
         return self._weights
 
     def widest(self, context: int | None = None, draft_window: int | None = None, kv: tuple[str, ...] = ()) -> Settings:

@@ -19,7 +19,7 @@ ITEM_BYTES = {1: 4.0, 2: 1.0, 3: 1.0, 6: 4.0, 7: 8.0, 9: 1.0, 10: 2.0, 11: 8.0, 
 MODEL_GRAPH = 7
 GRAPH_NODE, GRAPH_INITIALIZER = 1, 5
 NODE_INPUT, NODE_OPERATOR, NODE_ATTRIBUTE = 1, 4, 5
-ATTRIBUTE_NAME, ATTRIBUTE_INTEGER = 1, 3
+ATTRIBUTE_NAME, ATTRIBUTE_INTEGER, ATTRIBUTE_GRAPH = 1, 3, 6
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 ORT_SUFFIX, ORT_NODES, ORT_QUERY_HEADS = ".ort", 1000, 32
@@ -112,7 +112,7 @@ def read_weights(graph: Path) -> GraphWeights:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         for number, value in fields(_only(data, MODEL_GRAPH)):
             if number == GRAPH_NODE:
-                nodes.append(_node(value))
+                nodes.extend(_nodes(value))
             elif number == GRAPH_INITIALIZER:
                 name, tensor = _tensor(value)
                 tensors[name] = tensor
@@ -157,7 +157,8 @@ def _products(node: _Node, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Matr
         yield Matrix(*tensors[name].shape), name
 
 
-def _node(data: int | memoryview) -> _Node:
+def _nodes(data: int | memoryview) -> Iterator[_Node]:
+    """A node, and those of the graphs in it."""
     operator, inputs, integers = "", [], {}
     for number, value in fields(data):
         if number == NODE_OPERATOR:
@@ -166,9 +167,12 @@ def _node(data: int | memoryview) -> _Node:
             inputs.append(text(value))
         elif number == NODE_ATTRIBUTE:
             attribute = dict(fields(value))
+            inner = attribute.get(ATTRIBUTE_GRAPH, b"")
+            if not isinstance(inner, int):
+                yield from (node for part, item in fields(memoryview(inner)) if part == GRAPH_NODE for node in _nodes(item))
             if isinstance(found := attribute.get(ATTRIBUTE_INTEGER), int):
                 integers[text(attribute[ATTRIBUTE_NAME])] = found
-    return _Node(operator, tuple(inputs), integers)
+    yield _Node(operator, tuple(inputs), integers)
 
 
 def _tensor(data: int | memoryview) -> tuple[str, Tensor]:
