@@ -108,6 +108,8 @@ class RunningCosts:
 
 def measure(target: Model, drafts: Mapping[str, Callable[[], Model | RowHeads]]) -> Costs:
     """Measure a target and the draft models and heads of ``drafts``. All their caches are empty afterwards."""
+    if isinstance(target, FusedModel):
+        target.detach()  # else the rows of a head would follow the target's
     widths = [width for width in WIDTHS if width <= min(target.spec.max_width, target.max_pass)]
     target_ms, quiet = measure_widths(target, widths)
     width = min(4, widths[-1])
