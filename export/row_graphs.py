@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from edgespec.export.passes.base import typed
+
 OPSET = 21
 
 
 def take_graph(graph: ir.Graph) -> ir.Model:
     """For the cache that ``graph`` has among its inputs."""
-    rows = _value("rows", ir.DataType.INT64, ["n"])
+    rows = typed("rows", ir.DataType.INT64, ["n"])
     caches, nodes = _caches(graph), []
     for cache in caches:
         node = ir.node("Gather", [cache, rows], {"axis": 2})
@@ -31,9 +33,9 @@ def put_graph(graph: ir.Graph) -> ir.Model:
     for cache in caches:
         assert cache.shape is not None
         heads = cache.shape[1]
-        place = places.setdefault(heads, _value(f"places_{heads}", ir.DataType.INT64, [1, heads, "n", 3]))
+        place = places.setdefault(heads, typed(f"places_{heads}", ir.DataType.INT64, [1, heads, "n", 3]))
         assert cache.dtype is not None
-        given.append(_value(_other(cache, "given"), cache.dtype, [1, heads, "n", cache.shape[3]]))
+        given.append(typed(_other(cache, "given"), cache.dtype, [1, heads, "n", cache.shape[3]]))
         node = ir.node("ScatterND", [cache, place, given[-1]])
         _name(node, cache, "present", "C")
         nodes.append(node)
@@ -46,7 +48,7 @@ def _caches(graph: ir.Graph) -> list[ir.Value]:
         if str(value.name).startswith("past_key_values."):
             assert value.shape is not None
             assert value.dtype is not None
-            found.append(_value(str(value.name), value.dtype, [1, value.shape[1], "C", value.shape[3]]))
+            found.append(typed(str(value.name), value.dtype, [1, value.shape[1], "C", value.shape[3]]))
     return found
 
 
@@ -59,10 +61,6 @@ def _name(node: ir.Node, cache: ir.Value, kind: str, rows: str) -> None:
     output = node.outputs[0]
     output.name, output.type = _other(cache, kind), cache.type
     output.shape = ir.Shape([1, cache.shape[1], rows, cache.shape[3]])
-
-
-def _value(name: str, dtype: ir.DataType, shape: list[int | str | ir.SymbolicDim]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
 def _model(name: str, inputs: list[ir.Value], nodes: list[ir.Node]) -> ir.Model:

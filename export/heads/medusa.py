@@ -27,7 +27,7 @@ from edgespec.export.heads.base import Head, HeadCheckpoint, TargetShape, Workpl
 from edgespec.export.heads.files import open_files
 from edgespec.export.heads.proof import Sample, require_same_tokens
 from edgespec.export.passes import Pipeline
-from edgespec.export.passes.base import MICROSOFT, constant
+from edgespec.export.passes.base import MICROSOFT, constant, typed
 from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.tap_features import LAST
 from edgespec.export.passes.tidy import Tidy
@@ -148,7 +148,7 @@ class _Builder:
     """Makes a graph over rows of features [1, R, F] node by node."""
 
     def __init__(self, wide: int) -> None:
-        self.features = ir.Value(name="features", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, "R", wide]))
+        self.features = typed("features", ir.DataType.FLOAT, [1, "R", wide])
         opsets = {"": OPSET, MICROSOFT: 1, dialect.DOMAIN: 1}
         self.graph = ir.Graph([self.features], [], nodes=[], opset_imports=opsets, name="medusa")
 

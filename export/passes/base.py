@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +22,11 @@ class GraphPass(ir.passes.InPlacePass, abc.ABC):
     @abc.abstractmethod
     def edit(self, graph: ir.Graph) -> bool:
         """Rewrite the graph; true when anything changed."""
+
+
+def typed(name: str, dtype: ir.DataType, shape: Sequence[int | str | ir.SymbolicDim]) -> ir.Value:
+    """A value that a graph can have as an input or output."""
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
 def dialect_nodes(graph: ir.Graph, op: str) -> Iterator[ir.Node]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import UnsupportedModelError
-from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, replace, static_shape
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, dialect_nodes, replace, static_shape, typed
 
 
 class LowerAttention(GraphPass):
@@ -20,13 +20,13 @@ class LowerAttention(GraphPass):
 
     def edit(self, graph: ir.Graph) -> bool:
         tokens = graph.inputs[0].shape[1] if graph.inputs[0].shape is not None else "S"
-        seqlens = _input("seqlens_k", ir.DataType.INT32, [1])
-        total = _input("total_sequence_length", ir.DataType.INT32, [])
+        seqlens = typed("seqlens_k", ir.DataType.INT32, [1])
+        total = typed("total_sequence_length", ir.DataType.INT32, [])
         own, shared = list(dialect_nodes(graph, "Attention")), list(dialect_nodes(graph, "SharedAttention"))
         # A window is part of the bias: the kernel's own counts rows, and in a tree rows and positions differ.
         windows = sorted({node.attributes["window"].as_int() for node in (*own, *shared)} | {0})
         names = {window: f"attention_bias_window_{window}" if window else "attention_bias" for window in windows}
-        biases = {window: _input(name, ir.DataType.FLOAT, [1, 1, tokens, "T"]) for window, name in names.items() if self.bias}
+        biases = {window: typed(name, ir.DataType.FLOAT, [1, 1, tokens, "T"]) for window, name in names.items() if self.bias}
         graph.inputs[2:2] = [seqlens, total, *biases.values()]
         unused: list[ir.Value | None] = [None, None, None]  # cos_cache, sin_cache, position_ids
         for node in own:
@@ -68,7 +68,3 @@ def _width(node: ir.Node, cache: ir.Value | None) -> int:
     assert shape is not None
     assert shape[3] is not None
     return node.attributes["kv_num_heads"].as_int() * shape[3]
-
-
-def _input(name: str, dtype: ir.DataType, shape: list[int | str | ir.SymbolicDim]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))

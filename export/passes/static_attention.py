@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgespec.errors import UnsupportedModelError
-from edgespec.export.passes.base import GraphPass, dialect_nodes, replace_value
+from edgespec.export.passes.base import GraphPass, dialect_nodes, replace_value, typed
 
 
 class StaticAttention(GraphPass):
@@ -49,7 +49,7 @@ def _unsupported(node: ir.Node, what: str) -> UnsupportedModelError:
 
 def _mask(window: int, tokens: int | str | ir.SymbolicDim) -> ir.Value:
     name = f"attention_bias_window_{window}" if window else "attention_bias"
-    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 1, tokens, "T"]))
+    return typed(name, ir.DataType.FLOAT, [1, 1, tokens, "T"])
 
 
 def _lower(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:

@@ -23,6 +23,7 @@ from edgespec.runtime.session import make_session
 from tests.export.conftest import export
 from tests.export.test_families import IDS, Reference
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.helpers.speculation import assert_plain_text
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,17 +70,12 @@ def test_every_node_is_on_the_npu_and_logits_are_torchs(checkpoint: Path, bundle
 
 def test_speculation_on_the_npu_writes_its_plain_text(bundle: Path) -> None:
     with load(bundle, providers="qnn", strict_providers=True, threads=1) as engine:
-        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True)
-        for drafter in ("ngram", "draft"):
-            found = engine.generate(IDS[:20], drafter=drafter, draft_length=3, max_new_tokens=20, ignore_eos=True)
-            assert found.token_ids == plain.token_ids, (drafter, engine.exactness)
+        assert_plain_text(engine, [IDS[:20]], ("ngram", "draft"), [3])
 
 
 def test_a_target_on_the_npu_with_a_draft_on_the_cpu(bundle: Path) -> None:
     with load(bundle, providers="target=qnn,draft=cpu", threads=1) as engine:
-        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=20, ignore_eos=True)
-        found = engine.generate(IDS[:20], drafter="draft", draft_length=3, max_new_tokens=20, ignore_eos=True)
-    assert found.token_ids == plain.token_ids
+        assert_plain_text(engine, [IDS[:20]], ["draft"], [3])
 
 
 def test_a_target_on_the_cpu_with_a_draft_on_the_npu(bundle: Path) -> None:

@@ -28,6 +28,7 @@ from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
 from tests.helpers.graphs import places
+from tests.helpers.speculation import assert_a_draft_elsewhere_serves, assert_plain_text
 
 WIDTHS = (1, 8, 16)
 ON_CPU = Placement(DEFAULT_PROVIDERS, 1, profile="npu")
@@ -133,28 +134,18 @@ def test_shapes_are_fixed_and_operators_standard(bundle: Path) -> None:
 def test_speculation_writes_the_plain_text(bundle: Path) -> None:
     with load(bundle, profile="npu", threads=1) as engine:
         assert engine.manifest.target.max_width == 8
-        for prompt in (IDS[:5], IDS[:40]):
-            plain = engine.generate(prompt, drafter="none", max_new_tokens=30, ignore_eos=True)
-            for drafter in ("draft", "ngram", "tree"):
-                for length in (4, "auto"):
-                    found = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=30, ignore_eos=True)
-                    assert found.token_ids == plain.token_ids, (drafter, length)
-            with pytest.raises(UsageError, match=r"draft_length: 8 is more than 7.* or export with --npu-widths that have 9"):
-                engine.generate(prompt, drafter="draft", draft_length=8)
-            with pytest.raises(CapacityError, match=rf"the prompt has {CAPACITY + 1} tokens and the cache holds {CAPACITY}; shorten"):
-                engine.generate([*IDS, 1], drafter="none")
+        assert_plain_text(engine, (IDS[:5], IDS[:40]))
+        with pytest.raises(UsageError, match=r"draft_length: 8 is more than 7.* or export with --npu-widths that have 9"):
+            engine.generate(IDS[:5], drafter="draft", draft_length=8)
+        with pytest.raises(CapacityError, match=rf"the prompt has {CAPACITY + 1} tokens and the cache holds {CAPACITY}; shorten"):
+            engine.generate([*IDS, 1], drafter="none")
     with pytest.raises(UsageError, match=rf"context: {CAPACITY + 1} is more than the {CAPACITY} tokens .* with --context"):
         load(bundle, profile="npu", context=CAPACITY + 1)
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
 def test_models_of_a_pair_can_run_other_profiles(bundle: Path) -> None:
-    with load(bundle, threads=1) as engine:
-        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=30, ignore_eos=True)
-    with load(bundle, profile="draft=npu", threads=1) as engine:
-        found = engine.generate(IDS[:20], drafter="draft", draft_length=4, max_new_tokens=30, ignore_eos=True)
-    assert found.token_ids == plain.token_ids
-    assert found.stats.accepted == found.stats.drafted > 0
+    assert_a_draft_elsewhere_serves(bundle, IDS[:20], profile="draft=npu")
 
 
 def test_the_self_test_proves_no_more_than_the_graphs(bundle: Path) -> None:

@@ -29,6 +29,7 @@ from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_dista
 from tests.helpers.bundles import VOCAB
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
 from tests.helpers.graphs import operators, places
+from tests.helpers.speculation import assert_a_draft_elsewhere_serves, assert_plain_text
 
 PROFILES = ("cpu", "cuda", "webgpu", "npu")
 WIDTHS = (1, 8, 16)
@@ -232,23 +233,13 @@ def test_webgpu_has_the_operators_that_it_does_right(bundle: Path) -> None:
 @pytest.mark.parametrize("profile", ["webgpu", "cuda"])
 def test_speculation_writes_the_plain_text(bundle: Path, profile: str) -> None:
     with load(bundle, profile=profile, threads=1) as engine:
-        for prompt in (IDS[:5], IDS[:40]):
-            plain = engine.generate(prompt, drafter="none", max_new_tokens=30, ignore_eos=True)
-            for drafter in ("draft", "ngram", "tree"):
-                for length in (4, "auto"):
-                    found = engine.generate(prompt, drafter=drafter, draft_length=length, max_new_tokens=30, ignore_eos=True)
-                    assert found.token_ids == plain.token_ids, (drafter, length)
+        assert_plain_text(engine, (IDS[:5], IDS[:40]))
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
 @pytest.mark.parametrize("profile", ["webgpu", "cuda"])
 def test_models_of_a_pair_can_run_other_profiles(bundle: Path, profile: str) -> None:
-    with load(bundle, threads=1) as engine:
-        plain = engine.generate(IDS[:20], drafter="none", max_new_tokens=30, ignore_eos=True)
-    with load(bundle, profile=f"draft={profile}", threads=1) as engine:
-        found = engine.generate(IDS[:20], drafter="draft", draft_length=4, max_new_tokens=30, ignore_eos=True)
-    assert found.token_ids == plain.token_ids
-    assert found.stats.accepted == found.stats.drafted > 0
+    assert_a_draft_elsewhere_serves(bundle, IDS[:20], profile=f"draft={profile}")
 
 
 @pytest.mark.parametrize("profile", ["cuda", "webgpu", "npu"])
