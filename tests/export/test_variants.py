@@ -298,6 +298,16 @@ def test_rows_move_in_the_device_s_own_memory(bundle: Path, place: Placement) ->
     np.testing.assert_array_equal(other.run(IDS[30:33], range(3)).argmax(1), wanted[:, :VOCAB].argmax(1))
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_provider_multiplies_quantised_weights(tmp_path: Path, llama: Path, place: Placement, weights: str) -> None:
+    bundle = export(llama, tmp_path / "bundle", weights=weights, max_kl=9.0, profiles=(place.profile,)).output
+    here, there = open_variant(bundle, place.profile), open_variant(bundle, place.profile, place)
+    for tokens, parents in ((IDS[:30], None), ([1, 2, 3, 4], (-1, 0, 0, 2))):
+        wanted, found = (model.run(tokens, range(len(tokens)), parents).copy() for model in (here, there))
+        rms = float(np.sqrt(np.square(found - wanted).mean()))
+        assert rms < 3e-2 * wanted.std(), "the CPU rounds activations to 8 bits, which others do not"
+
+
 def test_speculation_on_a_provider_writes_its_plain_text(bundle: Path, place: Placement) -> None:
     """Whole pairs on it, and pairs of it and the CPU."""
     name = providers.provider(place.providers[0].name).short
