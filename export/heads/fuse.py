@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.passes.base import constant
+from edgespec.export.passes.base import constant, typed
 from edgespec.export.passes.pad_attention import PadAttention
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.features import Columns, columns
@@ -71,7 +71,7 @@ def fuse(target: Path, head: Path, columns: Columns, fused: Path, *, padded: boo
         return False
     if padded:
         PadAttention().edit(inner)
-    given = _value(NEXT, ir.DataType.INT64, [1, "next"])
+    given = typed(NEXT, ir.DataType.INT64, [1, "next"])
     graph.inputs.append(given)
     _take_initializers(graph, inner)
     nodes = _Nodes(graph)
@@ -227,10 +227,6 @@ def _open_shape(value: ir.Value) -> ir.Shape:
 def _dtype(value: ir.Value) -> ir.DataType:
     assert value.dtype is not None
     return value.dtype
-
-
-def _value(name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
 def _output(graph: ir.Graph, name: str) -> ir.Value:

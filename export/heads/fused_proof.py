@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import ROUNDED
+from edgespec.export.parity.limits import ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.features import columns
 from edgespec.runtime.fused import FusedModel
@@ -51,7 +51,7 @@ def prove_fused(folder: Path, target: ModelSpec, head: ModelSpec, tokens: Sequen
     own.keep(0)
     meant = [_run(own, taken[:prompt], features[:prompt]), _run(own, taken[prompt:], features[prompt:])]
     distance = parity.mean([parity.compare(wanted, logits) for wanted, logits in zip(meant, said, strict=True)])
-    if not (distance.kl <= ROUNDED.kl and distance.relative_rms <= ROUNDED.relative_rms):
+    if not within(distance, ROUNDED):
         raise ExportError(
             f"{head.architecture}: its logits in the target's graph are off from its own graph by {distance.relative_rms:.2g} of their "
             f"spread (at most {ROUNDED.relative_rms:g}); {FAULT}"

@@ -1,4 +1,4 @@
-"""Texts with drafts beside those of plain decoding, on graphs of other kinds than the usual one."""
+"""Texts with drafts beside those of plain decoding, and what passes a model runs for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.runtime import Engine, load
+from edgespec.runtime.model import Model
 
 COUNT = 30  # tokens of a text
 
@@ -35,3 +36,16 @@ def assert_a_draft_elsewhere_serves(bundle: Path, prompt: list[int], **place: An
         found = engine.generate(prompt, drafter="draft", draft_length=4, max_new_tokens=COUNT, ignore_eos=True)
     assert found.token_ids == plain.token_ids
     assert found.stats.accepted == found.stats.drafted > 0
+
+
+def counted_tokens(model: Model) -> list[int]:
+    """Filled with the number of tokens of each pass of a model from now on."""
+    run = model.run
+    ran: list[int] = []
+
+    def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
+        ran.append(len(tokens))
+        return run(tokens, *more, **others)
+
+    model.run = counted  # type: ignore[method-assign]
+    return ran

@@ -25,6 +25,7 @@ from tests.export.conftest import export
 from tests.helpers.bundles import CHAT_TEMPLATE, VOCAB
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_tokenizer
 from tests.helpers.heads import Text, make_eagle, oracle_eagle
+from tests.helpers.speculation import counted_tokens
 
 PROMPT = [*b"the quick brown fox"]
 WRITTEN = 40
@@ -191,19 +192,6 @@ def test_with_penalties_and_grammars_the_text_is_plain_decodings(engine: Engine)
     assert found.stats.forced > 5
 
 
-def counted_tokens(engine: Engine) -> list[int]:
-    """Filled with the number of tokens of each pass of the head from now on."""
-    model, ran = engine._models.get("eagle"), []
-    run = model.run
-
-    def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
-        ran.append(len(tokens))
-        return run(tokens, *more, **others)
-
-    model.run = counted  # type: ignore[method-assign]
-    return ran
-
-
 def test_conversations_and_prompts_that_share_a_beginning_need_no_pass_to_catch_up(engine: Engine, tmp_path: Path) -> None:
     how: dict[str, Any] = {"drafter": "eagle", "draft_length": 1, "max_new_tokens": 6, "ignore_eos": True}
     said = ["abcdefgh", "ijk", "lm"]
@@ -212,7 +200,7 @@ def test_conversations_and_prompts_that_share_a_beginning_need_no_pass_to_catch_
         chat = engine.chat(**how | {"drafter": drafter})
         return [chat.send(text).result().text for text in said]
 
-    ran = counted_tokens(engine)
+    ran = counted_tokens(engine._models.get("eagle"))
     first = turns("eagle")
     assert ran == []
     plain = turns("none")
@@ -233,7 +221,7 @@ def test_conversations_and_prompts_that_share_a_beginning_need_no_pass_to_catch_
 
 def test_a_head_that_was_not_there_catches_up_in_its_own_graph(engine: Engine) -> None:
     """After text without it, and after a text that was stopped in the middle."""
-    ran = counted_tokens(engine)
+    ran = counted_tokens(engine._models.get("eagle"))
     engine.generate(PROMPT, drafter="none", **OWN)
     plain = engine.generate([*PROMPT, 1], drafter="none", **OWN)
     engine.generate(PROMPT, drafter="ngram", draft_length=2, **OWN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from tests.export.conftest import export
 from tests.helpers.bundles import CHAT_TEMPLATE
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_tokenizer
 from tests.helpers.heads import Eagle, H, Text, make_eagle, oracle_eagle, oracle_medusa, target_shape, write_alone, write_medusa
+from tests.helpers.speculation import counted_tokens
 
 PROMPT = [*b"the quick brown fox"]
 WRITTEN = 40
@@ -206,19 +206,6 @@ def test_eagle_bridges_tokens_that_no_pass_has_seen(made: Made) -> None:
     given = all_given[:0]
     assert cache.begin(context, 259) is None
     assert cache.begin([*context, 259], 259) is None
-
-
-def counted_tokens(model: Model) -> list[int]:
-    """Filled with the number of tokens of each pass of a model from now on."""
-    run = model.run
-    ran: list[int] = []
-
-    def counted(tokens: list[int], *more: Any, **others: Any) -> Any:
-        ran.append(len(tokens))
-        return run(tokens, *more, **others)
-
-    model.run = counted  # type: ignore[method-assign]
-    return ran
 
 
 def test_conversations_take_turns(made: Made, tmp_path: Path) -> None:
