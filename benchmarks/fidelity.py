@@ -33,6 +33,7 @@ GENAI: dict[str, tuple[int, int, str]] = {
     "onnxruntime-genai int4 k_quant, blocks of 32": (4, 32, "k_quant"),
     "onnxruntime-genai int4 k_quant_mixed, blocks of 32": (4, 32, "k_quant_mixed"),
     "onnxruntime-genai int4 k_quant, blocks of 128": (4, 128, "k_quant"),
+    "onnxruntime-genai int8, blocks of 32": (8, 32, "default"),
 }
 OPENVINO: dict[str, tuple[int, str]] = {
     "openvino int4, groups of 32, default": (4, "default"),

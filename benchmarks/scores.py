@@ -69,12 +69,23 @@ def bundle_score(folder: Path) -> Score:
 
 
 def genai_score(folder: Path) -> Score:
-    """A model of onnxruntime-genai's builder, run by ONNX Runtime itself with an empty past."""
+    """A model of onnxruntime-genai's builder, run by ONNX Runtime itself."""
+    head_dim = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
+    return _onnx_score(folder / "model.onnx", folder / "model.onnx.data", head_dim)
+
+
+def optimum_onnx_score(folder: Path) -> Score:
+    """A model that optimum-onnx has quantised."""
+    graph = folder / "model_quantized.onnx"
+    return _onnx_score(graph, graph, json.loads((folder / "config.json").read_text())["head_dim"])
+
+
+def _onnx_score(graph: Path, weights: Path, head_dim: int) -> Score:
+    """A graph with a cache that grows, which is empty here."""
 
     @contextmanager
     def score(texts: Texts) -> Iterator[tuple[Logits, int]]:
-        head_dim = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
-        session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
 
         def logits(index: int) -> np.ndarray:
             ids, feeds = texts[index], {}
@@ -90,7 +101,7 @@ def genai_score(folder: Path) -> Score:
             found: np.ndarray = session.run(["logits"], feeds)[0][0]
             return found
 
-        yield logits, (folder / "model.onnx.data").stat().st_size
+        yield logits, weights.stat().st_size
 
     return score
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.peers import models
-from benchmarks.peers.environments import environment
+from benchmarks.peers.environments import Unavailable, environment
 from benchmarks.peers.worker import DRAFTED
-from benchmarks.scores import Score, bundle_score, genai_score, llama_cpp_score, openvino_score
+from benchmarks.scores import Score, bundle_score, genai_score, llama_cpp_score, openvino_score, optimum_onnx_score
 
 HERE = Path(__file__).parent
 WITH_DRAFT: dict[str, dict[str, object]] = {
@@ -121,6 +121,21 @@ def _transformers(*, pair: bool) -> Callable[[Setting], Part]:
     return part
 
 
+def _optimum_onnx(*, pair: bool) -> Callable[[Setting], Part]:
+    def part(setting: Setting) -> Part:
+        if setting.bits != 8:
+            raise Unavailable("it quantises to 8 bits only")
+        target = models.optimum_onnx_model(setting.checkpoint, setting.folder)
+        loads = (target, models.optimum_onnx_model(setting.draft_checkpoint, setting.folder)) if pair else (target,)
+        model, *draft = map(str, loads)
+        python = environment("optimum-onnx", setting.folder)
+        return Part(
+            [str(python), str(HERE / "run_optimum_onnx.py"), model, str(setting.threads), *draft], loads, optimum_onnx_score(target)
+        )
+
+    return part
+
+
 ENGINES: dict[str, dict[str, Callable[[Setting], Part]]] = {
     "edgespec": {"alone": _edgespec(pair=False), "draft": _edgespec(pair=True)},
     "onnxruntime-genai": {"alone": _genai(pair=False), "draft": _genai(pair=True)},
@@ -133,6 +148,7 @@ ENGINES: dict[str, dict[str, Callable[[Setting], Part]]] = {
         "n-gram, f32": _openvino("n-gram", "f32"),
         "draft, f32": _openvino("draft", "f32"),
     },
+    "optimum-onnx": {"alone": _optimum_onnx(pair=False), "draft": _optimum_onnx(pair=True)},
     "transformers": {"alone": _transformers(pair=False), "draft": _transformers(pair=True)},
 }
 """By engine, its processes by name; making one installs and converts what is missing. Modes that load other models, or that are chosen

@@ -128,6 +128,24 @@ def openvino_model(checkpoint: Path, folder: Path, bits: int, block: int) -> Pat
     return output
 
 
+def optimum_onnx_model(checkpoint: Path, folder: Path) -> Path:
+    """The model as optimum-onnx exports it and quantises it to 8 bits, dynamically, which is all that it has."""
+    output = folder / f"optimum-onnx-int8{_part(checkpoint)}"
+    if not (output / "config.json").exists():
+        given = folder / f"{checkpoint.name}-transformers4"  # its transformers is older than 5, and knows rotary's base by another name
+        given.mkdir(exist_ok=True)
+        for file in checkpoint.iterdir():
+            if file.name != "config.json" and not (given / file.name).exists():
+                os.link(file, given / file.name)
+        config = json.loads((checkpoint / "config.json").read_text())
+        (given / "config.json").write_text(json.dumps({**config, **config["rope_parameters"]}))
+        cli = environment("optimum-onnx", folder).with_name("optimum-cli")
+        exported = folder / f"optimum-onnx{_part(checkpoint)}"
+        quiet(str(cli), "export", "onnx", "-m", str(given), "--task", "text-generation-with-past", str(exported))
+        quiet(str(cli), "onnxruntime", "quantize", "--onnx_model", str(exported), "--avx512_vnni", "-o", str(output))
+    return output
+
+
 def edgespec_bundle(gguf: Path, folder: Path, weights: str, block: int, *more: str) -> Path:
     """Our own export of the same weights, with ``more`` options of the command."""
     output = folder / "-".join(["edgespec", weights, f"block{block}", *(option.lstrip("-") for option in more)])
