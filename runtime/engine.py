@@ -53,7 +53,7 @@ from edgespec.runtime.placement import Placements, Profile, Providers, Threads
 from edgespec.runtime.profiles import with_profiles
 from edgespec.runtime.providers import NPU
 from edgespec.runtime.recheck import Recheck
-from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.rows import cache_bytes, hold_for
 from edgespec.runtime.sampling import make_sampler
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
@@ -185,7 +185,8 @@ class Engine:
         own_blocks = KEPT_BLOCKS if budget is None else OWN_BLOCKS
         self._models = Models(path, self.manifest, self.settings, placements, dropped=dropped, packs=packs, own_blocks=own_blocks)
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
-        caches = self.capacity * sum(bytes_per_row(self.manifest.models[name]) for name in ("target", *self.settings.drafts))
+        models = [self.manifest.models[name] for name in ("target", *self.settings.drafts)]
+        caches = sum(cache_bytes(spec, self.capacity, hold_for(spec)) for spec in models)
         self._swap = Swap(self._models.loaded, caches if budget is None else max(0, budget - self.plan.ceiling))
         self._drafting = Drafting(
             path,

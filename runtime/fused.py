@@ -166,7 +166,7 @@ class FusedModel(Model):
     def keep(self, length: int) -> None:
         super().keep(length)
         if self._steps is not None:
-            self._steps.keep(length)
+            self._steps.keep(self.length)
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         if self._steps is not None:

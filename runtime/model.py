@@ -50,8 +50,10 @@ class Model(Rows):
         alone: bool = True,
         strict: bool = False,
         chunk: int = PREFILL_WIDTH,
+        hold: int | None = None,
     ) -> None:
         super().__init__(spec, capacity)
+        self.hold = hold
         self.passes = 0
         self.run_seconds = 0.0
         self.chunk = min(capacity, chunk)
@@ -151,6 +153,7 @@ class Model(Rows):
         if self.spec.features:
             self._took[0, 0, start : start + count, 0] = tokens
         self.tokens.extend(tokens)
+        self._let_go()
         return self._logits[: len(rows)]
 
     def _contract(self) -> tuple[Values, Values]:

@@ -15,6 +15,8 @@ from edgespec.runtime.fused import FusedModel
 from edgespec.runtime.model import PREFILL_WIDTH, Model
 from edgespec.runtime.placement import Placement
 from edgespec.runtime.providers import DYNAMIC, provider
+from edgespec.runtime.rows import hold_for
+from edgespec.runtime.session import in_main_memory
 from edgespec.runtime.static_model import StaticModel
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ def open_model(
     if place.profile not in (spec.profiles or {}):
         how: dict[str, Any] = {"capacity": capacity, "threads": place.threads, "providers": place.providers}
         how |= {"alone": alone, "strict": place.strict, "chunk": chunk}
+        how["hold"] = hold_for(spec) if in_main_memory(place.providers) else None
         return Model(folder / spec.graph, spec, **how) if inside is None else FusedModel(folder / spec.graph, spec, inside, **how)
     assert spec.profiles is not None
     return cast("Model", StaticModel(folder, spec, spec.profiles[place.profile], place, alone=alone))

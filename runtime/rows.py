@@ -7,6 +7,10 @@ beside it (``features``), and a row of a head has the token that it took (``take
     keep(length)             roll back: fewer rows are valid; the rest is overwritten by the next pass
     keep_path(start, rows)   of the rows from ``start`` on keep only these, moved together (a branch of a tree)
 
+Layers with a window need the last rows only. Their buffers have room for all of them, so that a row is at the same place in every layer,
+but the memory of rows that are ``hold`` rows or more behind the window goes back to the system while the text grows. They are zeros then,
+which nothing can tell from what they were, since the bias hides them. A rollback that would bring them into sight again keeps no row.
+
 Letters: S new tokens in a pass, C rows of capacity, F width of the hidden states.
 """
 
@@ -18,6 +22,7 @@ import dataclasses
 import itertools
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +34,8 @@ from edgespec.manifest import ModelSpec
 from edgespec.runtime.kv import KV_TYPES, layer_bytes
 from edgespec.runtime.memory.measure import discard
 
+HOLD = 256  # rows behind a window that stay: more than a round rolls back, and than the self-test, 128 and a few
+STEP = 64  # rows that are let go at once
 MASKED = -1e9  # attention bias of a row that must not be seen: exp() of it is exactly 0
 HALF_MASKED = -1e4  # the same where 16-bit floats are added: they have it, and exp() of it is 0 where scores are below thousands
 
@@ -61,6 +68,8 @@ class Rows(abc.ABC):
     run_seconds: float
     """Time inside ONNX Runtime so far; what a caller measures beyond it is ours."""
     sessions: list[Any]
+    hold: int | None = None
+    """Rows behind the windows of layers that stay in memory; None for all."""
     trees_apart = False
     """Whether passes with a tree run in another graph than chains, which may round otherwise."""
     best: int | None = None
@@ -98,6 +107,8 @@ class Rows(abc.ABC):
         self._took = zeroed(heads * 8)[: heads * 8].view(np.int64).reshape(1, 1, heads, 1)
         self._stores = [*self._caches, *([self._features] if spec.hidden_states else []), *([self._took] if heads else [])]
         """All that has one entry for each row of the cache, in axis 2."""
+        self._gone: dict[int | None, int] = {layer.window: 0 for layer in spec.layers if layer.window is not None}
+        """How many of the first rows are no longer there in layers with this window."""
 
     @property
     def length(self) -> int:
@@ -116,10 +127,14 @@ class Rows(abc.ABC):
         return self._took[0, 0, : self.length, 0]
 
     def keep(self, length: int) -> None:
-        """Roll back to the first ``length`` rows."""
+        """Roll back to the first ``length`` rows; to none where a window's rows before them are gone."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot keep {length} of {self.length} cache rows")
+        if any(gone > _first_seen(length, window) for window, gone in self._gone.items()):
+            length = 0
         del self.tokens[length:]
+        if not length:
+            self._gone = dict.fromkeys(self._gone, 0)
 
     def keep_common(self, context: Sequence[int]) -> None:
         """Keep the rows that belong to the first tokens of ``context``, but not all of it: one is left to run."""
@@ -146,19 +161,29 @@ class Rows(abc.ABC):
 
     def cache_rows(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
         """Copies of cache rows, key and value of each layer in turn, [1, H, stop - start, D] each, of the hidden states,
-        [1, 1, stop - start, F], if there are any, and of a head of the tokens that it took, [1, 1, stop - start, 1]."""
-        return [store[:, :, start:stop].copy() for store in self._stores]
+        [1, 1, stop - start, F], if there are any, and of a head of the tokens that it took, [1, 1, stop - start, 1]. Of layers with a
+        window there are fewer, if the first ones are gone."""
+        first = [max(start, self._gone.get(window, 0)) for window in self._store_windows()]
+        return [store[:, :, begin:stop].copy() for store, begin in zip(self._stores, first, strict=True)]
 
     def restore_rows(self, tokens: Sequence[int], rows: Sequence[npt.NDArray[Any]]) -> bool:
         """Make ``rows``, as :meth:`cache_rows` gave them for ``tokens``, the valid ones. False if they do not fit."""
-        count = len(tokens)
-        kinds = [((1, store.shape[1], count, store.shape[3]), store.dtype) for store in self._stores]
-        if count > self.capacity or [(array.shape, array.dtype) for array in rows] != kinds:
+        count, missing = len(tokens), dict.fromkeys(self._gone, 0)
+        if count > self.capacity or len(rows) != len(self._stores):
             return False
+        for store, window, array in zip(self._stores, self._store_windows(), rows, strict=True):
+            there = array.shape[2] if array.ndim == 4 else 0
+            if array.dtype != store.dtype or array.shape != (1, store.shape[1], min(there, count), store.shape[3]):
+                return False
+            if count - there > _first_seen(count, window):
+                return False
+            if window in missing:
+                missing[window] = max(missing[window], count - there)
         self.keep(0)
         for store, array in zip(self._stores, rows, strict=True):
-            store[:, :, :count] = array
+            store[:, :, count - array.shape[2] : count] = array
         self.tokens.extend(tokens)
+        self._gone = missing
         return True
 
     def trim(self) -> None:
@@ -166,6 +191,24 @@ class Rows(abc.ABC):
         for store in self._stores:
             for head in store[0]:
                 discard(head[self.length :])
+
+    def _let_go(self) -> None:
+        """Give back the memory of rows that are far enough behind the windows of their layers."""
+        if self.hold is None:
+            return
+        for window, gone in self._gone.items():
+            free = _first_seen(self.length, window) - self.hold
+            if free - gone >= STEP:
+                for store, of in zip(self._stores, self._store_windows(), strict=True):
+                    for head in store[0] if of == window else ():
+                        discard(head[:free])  # from the first one on, so that no page between two steps is left
+                self._gone[window] = free
+
+    def _store_windows(self) -> list[int | None]:
+        """The window of each store's layer, None for all that has none."""
+        others = bool(self.spec.hidden_states) + bool(self.spec.features)
+        windows = [layer.window for layer in self.spec.layers for _ in ("key", "value")] + [None] * others
+        return windows[len(windows) - len(self._stores) :]  # a model with its caches elsewhere has the others alone
 
     def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these
@@ -243,7 +286,26 @@ def _allocate_caches(spec: ModelSpec, capacity: int) -> list[npt.NDArray[Any]]:
     return caches
 
 
-def bytes_per_row(spec: ModelSpec) -> int:
-    """Size of one row of the KV cache over all layers, with its hidden states and what a head took."""
-    cache = sum(layer_bytes(layer, spec.kv_dtype) for layer in spec.layers)
-    return cache + 4 * (spec.hidden_states or 0) + (8 if spec.features else 0)
+def hold_for(spec: ModelSpec) -> int | None:
+    """The rows behind windows that a model holds, None for all of them, as of draft heads, whose rows follow the target's.
+
+    Over float weights a near-tie may be decided by computing all rows since the prompt again (:mod:`edgespec.runtime.recheck`), and
+    systems other than Linux take no part of a mapping back.
+    """
+    windowed = any(layer.window for layer in spec.layers) and not spec.reads
+    return HOLD if windowed and spec.quantisation.method != "none" and sys.platform.startswith("linux") else None
+
+
+def cache_bytes(spec: ModelSpec, rows: int, hold: int | None = None, chunk: int = 0) -> int:
+    """Most bytes that a cache of so many rows has in memory, with its hidden states and what a head took, when passes have at most
+    ``chunk`` tokens."""
+    total = (4 * (spec.hidden_states or 0) + (8 if spec.features else 0)) * rows
+    for layer in spec.layers:
+        there = rows if hold is None or layer.window is None else min(rows, layer.window + hold + STEP + chunk)
+        total += layer_bytes(layer, spec.kv_dtype) * there
+    return total
+
+
+def _first_seen(length: int, window: int | None) -> int:
+    """The first of ``length`` rows that one behind them sees in a layer with this window."""
+    return 0 if window is None else max(0, length - window + 1)

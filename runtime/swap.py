@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from edgespec.runtime.model import Model
 from edgespec.runtime.prefix import Prefix
-from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.rows import cache_bytes
 
 
 class Swap:
@@ -68,7 +68,7 @@ class Swap:
 
     def _size(self) -> int:
         """Bytes of the rows that are in the caches."""
-        return sum(model.length * bytes_per_row(model.spec) for model in self._models.values())
+        return sum(cache_bytes(model.spec, model.length, model.hold) for model in self._models.values())
 
     def _take(self) -> Prefix:
         models = self._models.items()

@@ -22,7 +22,7 @@ from edgespec.runtime.fused import target_graph
 from edgespec.runtime.kv import in_form
 from edgespec.runtime.memory.measure import return_freed_memory, usage
 from edgespec.runtime.memory.weights import GraphWeights, read_weights
-from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.rows import cache_bytes, hold_for
 
 CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows widths up to the first ones to agree
 WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare
@@ -157,7 +157,7 @@ class Footprint:
         names = ("target", *settings.drafts)
         weights = [part for name in names for part in self._weight_parts(name, settings)]
         rows = {name: rows_of(name, self._manifest, settings) for name in names}
-        caches = [Part(f"KV cache of {name}", private=count * self._row(name, settings)) for name, count in rows.items()]
+        caches = [Part(f"KV cache of {name}", private=self._cache(name, count, settings)) for name, count in rows.items()]
         work = self._working(names, settings)
         parts = (self._held, Part("libraries", evictable=LIBRARIES), *weights, *caches, *work)
         fixed = self._held.total + LIBRARIES + sum(part.total for part in weights)
@@ -175,9 +175,10 @@ class Footprint:
     def _spec(self, name: str) -> ModelSpec:
         return self._manifest.models[name]
 
-    def _row(self, name: str, settings: Settings) -> int:
-        """Bytes of a cache row of the type that is used."""
-        return bytes_per_row(in_form(self._spec(name), settings.kv[0]))
+    def _cache(self, name: str, rows: int, settings: Settings) -> int:
+        """Bytes of so many cache rows of the type that is used."""
+        spec = in_form(self._spec(name), settings.kv[0])
+        return cache_bytes(spec, rows, hold_for(spec), max(settings.chunk, settings.width))
 
     def _weight_parts(self, name: str, settings: Settings) -> list[Part]:
         weights = self.weights[name]
@@ -223,7 +224,7 @@ class Footprint:
         target = self._manifest.target
         # Narrow passes behind many rows; wide ones behind few, with two copies of what they leave in the cache.
         rows = max(min(SELF_TEST_ROWS, settings.context), min(SELF_TEST_FEW, settings.context) + 3 * settings.chunk)
-        caches = rows * self._row("target", settings)
+        caches = self._cache("target", rows, settings)
         return caches + HEAP + self._activations("target") * settings.chunk + TEST_COPIES * settings.width * target.vocab_size * 4
 
 

@@ -20,6 +20,7 @@ from edgespec.export.pipeline import Prepared, prepare, write_bundle
 from edgespec.manifest import Fidelity
 from edgespec.runtime.kv import in_form
 from edgespec.runtime.model import Model
+from edgespec.runtime.rows import HOLD, STEP, hold_for
 from edgespec.runtime.session import DEFAULT_PROVIDERS
 from tests.export.architectures import CASES
 from tests.export.conftest import export
@@ -34,7 +35,8 @@ TEXT = np.random.default_rng(0).integers(0, 256, 60).tolist()
 def report(tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
     """A decoder with windows on some layers, and its first layer as draft, over caches of all types."""
     folder = tmp_path_factory.mktemp("kv")
-    checkpoint = make_checkpoint(folder / "checkpoint", "gemma3_text", **FAMILIES["gemma3_text"])
+    settings = {**FAMILIES["gemma3_text"], "max_position_embeddings": 700}
+    checkpoint = make_checkpoint(folder / "checkpoint", "gemma3_text", **settings)
     return export(checkpoint, folder / "bundle", weights="int8", draft="layers:1", kv=("float32", "int8", "int4"))
 
 
@@ -88,6 +90,27 @@ def test_speculation_changes_nothing(report: ExportReport, kv: str) -> None:
         texts = [engine.generate("hello", drafter=drafter, max_new_tokens=60).token_ids for drafter in ("none", "ngram", "draft", "tree")]
     assert len(texts[0]) == 60
     assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_windows_hold_few_rows_and_give_the_bits_of_all(report: ExportReport, kv: str) -> None:
+    """Activations of 8 bits make a large difference of any. Texts many times the window, with a rollback in each pass."""
+    spec = in_form(report.manifest.target, kv)
+    assert hold_for(spec) == HOLD
+    bounded, full = (
+        Model(report.output / spec.graph, spec, capacity=700, threads=1, providers=DEFAULT_PROVIDERS, hold=hold) for hold in (HOLD, None)
+    )
+    for step in range(130):
+        tokens = [(step * 7 + row * 13) % 256 for row in range(6)]
+        assert np.array_equal(*(model.run(tokens, range(6), parents=[-1, 0, 1, 0, -1, 4]) for model in (bounded, full)))
+        for model in (bounded, full):
+            model.keep_path(5 * step, (0, 1, 2, 3, 5) if step % 3 == 0 else (0, 1, 2, 3, 4))
+    assert bounded.length == full.length == 650
+    assert bounded._gone[8] > 650 - 8 - HOLD - STEP
+    with edgespec.load(report.output, threads=1, kv=kv) as engine:
+        texts = [engine.generate("hello", drafter=drafter, max_new_tokens=450, ignore_eos=True).token_ids for drafter in ("none", "ngram")]
+        assert engine._model("target")._gone[8] > 100
+    assert texts[0] == texts[1]
 
 
 def test_logits_stay_near_those_over_float_caches(report: ExportReport) -> None:

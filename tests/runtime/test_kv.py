@@ -13,7 +13,7 @@ from edgespec.runtime import load
 from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.memory.ahead import plan_bundle
 from edgespec.runtime.model import Model
-from edgespec.runtime.rows import bytes_per_row
+from edgespec.runtime.rows import cache_bytes
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import needs_quantised_kv
 
@@ -86,7 +86,7 @@ def test_a_branch_that_is_kept_goes_on_as_its_chain(bundle: Path, kv: str) -> No
 
 def test_rows_take_a_quarter_and_an_eighth(bundle: Path) -> None:
     manifest = open_bundle(bundle)
-    sizes = [bytes_per_row(with_kv(manifest, kv).target) for kv in ("float32", "int8", "int4")]
+    sizes = [cache_bytes(with_kv(manifest, kv).target, 1) for kv in ("float32", "int8", "int4")]
     assert sizes == [4 * 64, 64, 32]
     plans = {kv: plan_bundle(bundle, kv=kv) for kv in ("float32", "int8")}
     parts = {kv: next(part.private for part in plan.parts if part.name == "KV cache of target") for kv, plan in plans.items()}
