@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".svg", ".png")
 MOST_POINTS = 400
+CLOSE = 0.1  # marks within this part of the time would be written over one another
 GREY = "#5a6472"
 
 
@@ -84,12 +86,24 @@ def draw_memory(axes: Any, trace: MemoryTrace, plan: Plan | None = None) -> None
         axes.axhline(plan.peak / 1e6, color=GREY, linewidth=1, linestyle="--", label="predicted peak")
     if plan and plan.budget and plan.budget < 4 * plan.peak:
         axes.axhline(plan.budget / 1e6, color="#c44e52", linewidth=1, label="budget")
-    for moment, name in trace.marks:
+    for moment, names in _grouped(trace.marks, seconds[-1] * CLOSE):
         axes.axvline(moment, color=GREY, linewidth=0.8)
-        axes.annotate(name, (moment, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right", fontsize=8)
+        side = "left" if moment < seconds[-1] / 10 else "right"
+        axes.annotate(names, (moment, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha=side, fontsize=8)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MB resident")
     legend(axes)
+
+
+def _grouped(marks: Sequence[tuple[float, str]], close: float) -> list[tuple[float, str]]:
+    """Marks with a line of text for each name; those that follow within ``close`` seconds of a first one are put together with it."""
+    groups: list[tuple[float, str]] = []
+    for moment, name in marks:
+        if groups and moment - groups[-1][0] < close:
+            groups[-1] = groups[-1][0], f"{groups[-1][1]}\n{name}"
+        else:
+            groups.append((moment, name))
+    return groups
 
 
 def write_tuning_chart(path: Path, tuning: Tuning) -> None:
