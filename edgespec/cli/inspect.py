@@ -80,6 +80,8 @@ def head_facts(model: ModelSpec) -> list[tuple[str, str]]:
         pairs.append(("gives to heads", ", ".join(f"{tap.name} ({tap.width})" for tap in model.taps)))
     if model.reads:
         pairs.append(("reads", ", ".join(model.reads)))
+    if model.fused:
+        pairs.append(("first step", f"also in the target's pass ({model.fused})"))
     if model.token_ids:
         pairs.append(("scores", f"{model.vocab_size} of the target's tokens"))
     if model.accuracy:
