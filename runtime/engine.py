@@ -162,7 +162,9 @@ class Engine:
         self.path = path
         manifest = open_bundle(path)
         placements.check_models(manifest.models)
-        placements = placements.with_usual_graphs(name for name, spec in manifest.models.items() if spec.reads)  # heads have no others
+        heads = [name for name, spec in manifest.models.items() if spec.reads]
+        # Heads have no other graphs, and are so small that waking a second thread for a step costs more than it gains.
+        placements = placements.with_usual_graphs(heads).with_one_thread(heads)
         profiles = {name: placements.of_model(name).profile for name in manifest.models}
         self.manifest: Manifest = with_profiles(manifest, profiles)
         """The bundle's, with the graphs that are used and their limits."""

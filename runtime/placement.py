@@ -96,6 +96,10 @@ class Placements:
             self, providers={**providers, **self.providers}, profiles={**dict.fromkeys(models, DYNAMIC), **self.profiles}
         )
 
+    def with_one_thread(self, models: Iterable[str]) -> Placements:
+        """The same, but these models run on the caller's thread, unless theirs were named."""
+        return dataclasses.replace(self, threads={**dict.fromkeys(models, 1), **self.threads})
+
     def of_model(self, name: str) -> Placement:
         providers = self.providers.get(name, self.providers[EVERY])
         profile = self.profiles.get(name, self.profiles.get(EVERY, provider(providers[0].name).profile))
