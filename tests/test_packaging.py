@@ -20,6 +20,7 @@ FOLDERS = {
     "android_demo/demo": "edgespec/demo",
     "optimum_register": "optimum/commands/register",
 }
+DATA = (".py", ".jsonl", ".html", ".safetensors", ".json", ".md")
 FORBIDDEN = ("torch", "transformers", "onnx", "optimum", "onnxscript", "onnx_ir", "safetensors", "gguf", "edgespec.export", "edgespec.cli")
 
 
@@ -30,7 +31,7 @@ def files_on_disk() -> set[str]:
         for path in (ROOT / folder).rglob("*"):
             inside = path.relative_to(ROOT / folder)
             through_link = folder == "edgespec" and inside.parts[0] in ("export", "runtime", "demo")
-            if path.is_file() and not through_link and (path.suffix in (".py", ".jsonl", ".html") or path.name == "py.typed"):
+            if path.is_file() and not through_link and (path.suffix in DATA or path.name == "py.typed"):
                 found.add(f"{package}/{inside.as_posix()}")
     return found
 

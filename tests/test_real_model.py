@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 import edgespec
 from edgespec.cli.checkpoint import fetch_gguf
+from edgespec.cli.quickstart import HEAD
 from edgespec.export import ExportConfig, ExportReport, export_bundle
 from edgespec.export.checkpoint import open_checkpoint
 from edgespec.export.trace.model import build_empty
@@ -58,7 +59,8 @@ def gguf() -> Path:
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def bundle(request: pytest.FixtureRequest, gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
     output = tmp_path_factory.mktemp("real") / request.param
-    return export_bundle(ExportConfig(str(gguf), output, draft="layers:4", weights=request.param, context=1024, quiet=True))
+    config = ExportConfig(str(gguf), output, draft="layers:4", eagle=str(HEAD), weights=request.param, context=1024, quiet=True)
+    return export_bundle(config)
 
 
 def test_every_drafter_writes_the_text_of_plain_decoding(bundle: ExportReport) -> None:
@@ -76,6 +78,9 @@ def test_every_drafter_writes_the_text_of_plain_decoding(bundle: ExportReport) -
                     ("tree", 15),
                     ("ngram,tree", "auto"),
                     ("lookahead", 12),
+                    ("eagle", 1),
+                    ("eagle", 3),
+                    ("ngram,eagle", "auto"),
                     ("auto", "auto"),
                 )
             )

@@ -7,12 +7,14 @@ from typing import Any
 from edgespec.bench.measure import BASE, PLAIN, Measured
 from edgespec.cli.output import table
 
-ARMS: dict[str, dict[str, Any]] = {
-    BASE: {"drafter": "none", "exactness": "fast"},
-    PLAIN: {"drafter": "none", "exactness": "exact"},
-    "draft": {"drafter": "draft", "exactness": "exact"},
-    "auto": {"drafter": "auto", "exactness": "exact"},
-}
+
+def arms(*drafters: str) -> dict[str, dict[str, Any]]:
+    """The two kinds of plain decoding, and each of these drafters."""
+    return {
+        BASE: {"drafter": "none", "exactness": "fast"},
+        PLAIN: {"drafter": "none", "exactness": "exact"},
+        **{drafter: {"drafter": drafter, "exactness": "exact"} for drafter in drafters},
+    }
 
 
 def comparison_table(measured: Measured) -> str:
@@ -41,9 +43,3 @@ def verdict(measured: Measured, arm: str) -> str:
     )
     off = sum(answer.speculation_off is not None for answer in answers)
     return f"{arm}: {text}" + (f"; its drafters did not pay and were off on {off} of {len(answers)} prompts" if off else "")
-
-
-# The arm "draft" would otherwise pass for a measurement of the draft model.
-FILLING = (
-    "A row that would be padding carries an n-gram guess, in every arm with a drafter: a gain while the drafters are off comes from these."
-)

@@ -31,7 +31,7 @@ WINDOWED = ("draft", "universal")  # kinds of drafters that can do with the end 
 LEAST_WINDOW = 16  # tokens that a draft model has to see
 SELF_TEST_FEW, SELF_TEST_ROWS = 37, 332  # cache rows that the self-test and the measurement of costs fill
 
-LIBRARIES = 11 * 10**6  # pages of ONNX Runtime's library and of ours that are read when the first session is made
+LIBRARIES = 13 * 10**6  # pages of ONNX Runtime's library and of ours that are read when the first session is made; 10 to 12, by processor
 SESSION = 2 * 10**6  # of each session: graph, kernels, threads
 NODE = 6 * 10**3  # of each node of a session
 HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give back

@@ -13,13 +13,15 @@ import pytest
 from edgespec.bench.measure import BASE, PLAIN, Answer, Measured, measure
 from edgespec.bench.prompts import Question
 from edgespec.cli import quickstart
-from edgespec.cli.compare import ARMS, comparison_table, verdict
+from edgespec.cli.compare import arms, comparison_table, verdict
 from edgespec.errors import ExportError
 from edgespec.manifest import MANIFEST_NAME
 from edgespec.runtime import Engine, load
+from edgespec.staging import check_output, staged
 from tests.cli.conftest import Run, assert_one_line_error
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
 
+ARMS = arms("draft", "auto")
 QUESTIONS = [Question("", "a"), Question("", "b")]
 
 
@@ -103,88 +105,66 @@ def test_an_arm_without_speed_gives_zero_and_no_error() -> None:
 
 
 @pytest.fixture
-def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
-    """Stand-ins for prepare and write_bundle that copy the look-up bundle; the list says which drafts were written where."""
+def exporter(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """A stand-in for the export that copies the look-up bundle, whose draft plays the head; the list has what was asked for."""
     pytest.importorskip("torch")
-    written: list[tuple[str, str]] = []
+    asked: list[Any] = []
 
-    def write_bundle(prepared: str, output: Path, draft: str) -> None:
-        assert prepared == "prepared"
-        shutil.copytree(bundle, output)
-        written.append((output.name, draft))
+    def export_bundle(config: Any) -> None:
+        check_output(config.output, config.force)
+        with staged(config.output, config.force) as folder:
+            shutil.copytree(bundle, folder, dirs_exist_ok=True)
+        asked.append(config)
 
-    monkeypatch.setattr("edgespec.export.prepare", lambda _config: "prepared", raising=False)
-    monkeypatch.setattr("edgespec.export.write_bundle", write_bundle, raising=False)
+    monkeypatch.setattr("edgespec.export.export_bundle", export_bundle)
+    monkeypatch.setattr(quickstart, "SPECULATIVE", ("draft", "auto"))
     monkeypatch.setattr(quickstart, "NEEDED_BYTES", 0)
     monkeypatch.setattr(quickstart, "REPETITIONS", 1)
     monkeypatch.setattr(quickstart, "fetch_gguf", lambda: tmp_path / "model.gguf")
-    return written
+    return asked
 
 
-@pytest.mark.parametrize("fastest", quickstart.LAYERS)
-def test_the_fastest_draft_is_kept(
-    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, cache: Path, fastest: int
-) -> None:
-    """Also in the place of the bundle of an earlier run; the others do not stay."""
+def test_a_second_run_takes_the_place_of_the_first(edgespec: Run, exporter: list[Any], cache: Path) -> None:
     kept = cache / "quickstart-bundle"
     kept.mkdir(parents=True)
     (kept / "old").touch()
     (kept / MANIFEST_NAME).touch()
-    seen: dict[int, int] = {}
-
-    def draft_speeds(bundles: dict[int, Path], _threads: int | None) -> dict[int, float]:
-        seen.update({layers: (bundle / MANIFEST_NAME).stat().st_ino for layers, bundle in bundles.items()})
-        return {layers: 200.0 if layers == fastest else 100.0 for layers in bundles}
-
-    monkeypatch.setattr(quickstart, "draft_speeds", draft_speeds)
     data = json.loads(edgespec("quickstart", "--json").out)
-    assert exporter == [(f"layers-{layers}", f"layers:{layers}") for layers in quickstart.LAYERS]
-    assert data["draft"] == f"layers:{fastest}"
+    assert [config.eagle for config in exporter] == [str(quickstart.HEAD)]
     assert data["bundle"] == str(kept)
-    assert (kept / MANIFEST_NAME).stat().st_ino == seen[fastest]
     assert not (kept / "old").exists()
     assert data["texts_equal"] is True
-    assert data["draft_tokens_per_s"][str(fastest)] == 200.0
-    assert {"speedup", "tokens_per_pass", "speedups", "questions", "answers", "machine", "onnxruntime"} <= set(data)
+    assert {"speedup", "tokens_per_pass", "speedups", "questions", "answers", "machine", "onnxruntime", "draft"} <= set(data)
     assert [path for path in cache.iterdir() if path.name.startswith("quickstart-")] == [kept]
 
 
-def test_drafts_are_timed_in_turns(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    speeds = quickstart.draft_speeds({1: bundle, 2: bundle}, threads=1)
-    assert set(speeds) == {1, 2}
-    assert min(speeds.values()) > 0
-    assert "1 layers: " in capsys.readouterr().err
-
-
-def test_the_table_for_a_person(edgespec: Run, exporter: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_the_table_for_a_person(edgespec: Run, exporter: list[Any], tmp_path: Path) -> None:
     outcome = edgespec("quickstart", "-o", tmp_path / "kept", "--threads", 1)
     assert outcome.code == 0
     assert (tmp_path / "kept" / MANIFEST_NAME).is_file()
-    assert len(exporter) == len(quickstart.LAYERS)
+    assert len(exporter) == 1
     assert "tokens/pass" in outcome.out
     assert outcome.out.count("yes") == 2 * len(quickstart.PROMPTS)
     assert f"edgespec run {tmp_path / 'kept'}" in outcome.out
 
 
-def test_nothing_stays_of_an_export_that_fails(
-    edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    def fail(_prepared: str, output: Path, **_: str) -> None:
-        output.mkdir()
-        raise ExportError(f"{output}: parity missed")
+def test_nothing_stays_of_an_export_that_fails(edgespec: Run, exporter: list[Any], monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def fail(config: Any) -> None:
+        with staged(config.output, config.force):
+            raise ExportError(f"{config.output}: parity missed")
 
-    monkeypatch.setattr("edgespec.export.write_bundle", fail)
+    monkeypatch.setattr("edgespec.export.export_bundle", fail)
     assert_one_line_error(edgespec("quickstart"), "parity missed")
     assert list(cache.iterdir()) == []
     assert exporter == []
 
 
-def test_a_full_disk_is_noticed_first(edgespec: Run, exporter: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_noticed_first(edgespec: Run, exporter: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quickstart, "NEEDED_BYTES", 10**18)
     assert_one_line_error(edgespec("quickstart"), "needed; free some space")
     assert exporter == []
 
 
-def test_a_folder_that_exists_is_left_alone(edgespec: Run, exporter: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_a_folder_that_exists_is_left_alone(edgespec: Run, exporter: list[Any], tmp_path: Path) -> None:
     assert_one_line_error(edgespec("quickstart", "-o", tmp_path), "exists already")
     assert exporter == []
