@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import CapacityError, UsageError
+from edgespec.errors import UsageError
 from edgespec.manifest import ModelSpec, Variant
 from edgespec.runtime.model import PREFILL_WIDTH, check_contract, contract
 from edgespec.runtime.ort import import_onnxruntime
@@ -94,11 +94,8 @@ class DeviceModel(Rows):
         count, start = len(tokens), self.length
         width = max(count, width or 0)
         total = start + width
-        if width > self.max_pass or total > self.capacity:
-            raise CapacityError(f"a pass of {width} tokens does not fit: {start} of {self.capacity} cache rows are in use")
-        hidden = None
-        if parents is not None:
-            hidden = parents if isinstance(parents, Hidden) else self.tree(parents, width, start if trunk is None else trunk)
+        self.check_room(width, width)
+        hidden = None if parents is None else self.hidden(parents, width, trunk)
         graph = self._chains if hidden is None else self._trees
         positions = np.arange(start, total) if hidden is None else hidden.positions[start - hidden.trunk :]
         inputs: dict[str, Array] = {

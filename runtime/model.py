@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import BundleError, CapacityError
+from edgespec.errors import BundleError
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.kv import KV_TYPES
 from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
@@ -126,15 +126,16 @@ class Model(Rows):
         width = max(count, width or 0)
         attended = 2 if width == 1 and parents is None and not self.attends_alone else width
         total = start + attended
-        if width > self.max_pass or total > self.capacity:
-            raise CapacityError(f"a pass of {width} tokens does not fit: {start} of {self.capacity} cache rows are in use")
+        self.check_room(width, attended)
         self._tokens[:count] = tokens
         self._tokens[count:width] = tokens[-1]
         np.add(self._offsets[:attended], start, out=self._positions[:attended])
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
-        hidden = None if parents is None else self._hidden(parents, width, start if trunk is None else trunk)
+        hidden = None if parents is None else self.hidden(parents, width, trunk)
+        if hidden is not None:
+            self._positions[:width] = hidden.positions[start - hidden.trunk :]
         binding = self._binding(width, attended, len(rows))
         for window in self._windows:
             bias = self._bias(window, attended, total, hidden)
@@ -171,14 +172,6 @@ class Model(Rows):
         for name, columns in wide.items():
             rows = width if columns == features.shape[1] else 0
             binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
-
-    def _hidden(self, parents: Sequence[int] | Hidden, width: int, trunk: int) -> Hidden:
-        """Sets the new rows' positions, too."""
-        hidden = parents if isinstance(parents, Hidden) else self.tree(parents, width, trunk)
-        if hidden.mask.shape != (width, self.length + width - hidden.trunk):
-            raise ValueError(f"a mask {hidden.mask.shape} for a pass of {width} tokens {self.length - hidden.trunk} rows behind the trunk")
-        self._positions[:width] = hidden.positions[self.length - hidden.trunk :]
-        return hidden
 
     def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
         """The bias [S, T] for layers with this window."""

@@ -210,6 +210,24 @@ class Rows(abc.ABC):
         windows = [layer.window for layer in self.spec.layers for _ in ("key", "value")] + [None] * others
         return windows[len(windows) - len(self._stores) :]  # a model with its caches elsewhere has the others alone
 
+    def check_room(self, width: int, rows: int) -> None:
+        """Refuse a pass of ``width`` tokens that takes ``rows`` rows of the cache where it does not fit behind the valid ones.
+
+        Raises:
+            CapacityError: it does not.
+        """
+        if width > self.max_pass or self.length + rows > self.capacity:
+            raise CapacityError(f"a pass of {width} tokens does not fit: {self.length} of {self.capacity} cache rows are in use")
+
+    def hidden(self, parents: Sequence[int] | Hidden, width: int, trunk: int | None) -> Hidden:
+        """Who sees whom in a pass of ``width`` tokens; arguments as in :meth:`edgespec.runtime.model.Model.run`."""
+        if not isinstance(parents, Hidden):
+            return self.tree(parents, width, self.length if trunk is None else trunk)
+        if parents.mask.shape != (width, self.length + width - parents.trunk):
+            rows = self.length - parents.trunk
+            raise ValueError(f"a mask {parents.mask.shape} for a pass of {width} tokens {rows} rows behind the trunk")
+        return parents
+
     def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these
         ``parents`` behind ``trunk`` rows, as in :meth:`edgespec.runtime.model.Model.run`."""
