@@ -124,7 +124,6 @@ def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (3
     _fill(model, tokens, fitting[0])
     proven = [width for width in wide if fitting[0] + width > model.capacity or _wide_agrees(model, tokens, fitting[0], width, best[-1])]
     model.keep(0)
-    model.attends_alone = not pads
     return Exactness("exact", (*best, *proven), difference, tuple(fitting), pads)
 
 

@@ -226,8 +226,7 @@ def feature_inputs(spec: ModelSpec) -> dict[str, int]:
 
 def contract(spec: ModelSpec, *, trees: bool = True, bias_dtype: str = "float32") -> tuple[Values, Values]:
     """Inputs and outputs that the manifest calls for. A graph that is not for ``trees`` has no attention bias."""
-    bias = "tensor(float16)" if bias_dtype == "float16" else "tensor(float)"
-    kv = KV_TYPES[spec.kv_dtype]
+    bias, kv = KV_TYPES[bias_dtype].tensor, KV_TYPES[spec.kv_dtype]
     inputs: Values = {
         "input_ids": ("tensor(int64)", [1, None]),
         "position_ids": ("tensor(int64)", [1, None]),
