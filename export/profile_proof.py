@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import EXACT, HALF, ROUNDED, within
+from edgespec.export.parity.limits import EXACT, FAULT, HALF, ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.model import Model
 from edgespec.runtime.placement import Placement
@@ -43,7 +43,7 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
         if not within(found, limits):
             raise ExportError(
                 f"{name}: logits of its {profile} profile are off from its usual graph by {found.relative_rms:.2g} of their spread "
-                f"(at most {limits.relative_rms:g}); this is a fault of the translation, please report it with the model's name"
+                f"(at most {limits.relative_rms:g}); {FAULT}"
             )
 
 

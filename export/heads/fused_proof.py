@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import ROUNDED, within
+from edgespec.export.parity.limits import FAULT, ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.features import columns
 from edgespec.runtime.fused import FusedModel
@@ -19,7 +19,6 @@ from edgespec.runtime.model import Model
 from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
 
 CHECKED = 8  # tokens behind the prompt, as a verification pass has them
-FAULT = "this is a fault of the translation, please report it with the model's name"
 
 
 def prove_fused(folder: Path, target: ModelSpec, head: ModelSpec, tokens: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ class Limits:
     relative_rms: float
 
 
+FAULT = "this is a fault of the translation, please report it with the model's name"
 # Of the graph against torch on the same weights. Measured over eight architectures of the table and SmolLM2-135M at 4 and 8 bits:
 # at most 2e-7 and 4e-6 in float arithmetic, 0.013 and 0.10 with activations rounded to 8 bits.
 EXACT = Limits(1e-5, 2e-4)
@@ -49,7 +50,7 @@ def require_graph(name: str, check: GraphCheck) -> None:
             raise ExportError(
                 f"{name}: its graph does not compute what the original does: on the same weights, in {arithmetic} arithmetic, its logits "
                 f"are off by {found.relative_rms:.2g} of their spread (at most {limits.relative_rms:g}) and by a KL of {found.kl:.2g} "
-                f"(at most {limits.kl:g}); this is a fault of the translation, please report it with the model's name"
+                f"(at most {limits.kl:g}); {FAULT}"
             )
 
 
