@@ -100,7 +100,7 @@ class Rows(abc.ABC):
         self.capacity = capacity
         self.tokens: list[int] = []
         """The tokens whose rows are valid, in order."""
-        self._caches = _allocate_caches(spec, capacity)
+        self._caches = allocate_caches(spec, capacity)
         wide = spec.hidden_states or 0
         self._features = zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
         heads = capacity if spec.features else 0
@@ -287,11 +287,15 @@ def zeroed(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(block, np.uint8)[:size]
 
 
-def _allocate_caches(spec: ModelSpec, capacity: int) -> list[npt.NDArray[Any]]:
-    """Key and value of each layer in turn, [1, H, C, D] each."""
+def allocate_caches(spec: ModelSpec, capacity: int, texts: int = 1) -> list[npt.NDArray[Any]]:
+    """Key and value of each layer in turn, [texts, H, C, D] each.
+
+    Raises:
+        CapacityError: there is no memory for them.
+    """
     kind = KV_TYPES[spec.kv_dtype]
     dtype = kind.element
-    shapes = [(1, layer.heads, capacity, kind.columns(dim)) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
+    shapes = [(texts, layer.heads, capacity, kind.columns(dim)) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
     sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
     try:
         block = zeroed(sum(sizes))

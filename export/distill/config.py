@@ -13,6 +13,7 @@ KINDS = ("eagle", "medusa", "lm")
 EXPORT_OPTIONS = {"eagle": "eagle", "medusa": "medusa", "lm": "draft"}
 """What a draft of a kind is to ``edgespec export``."""
 HEADS = ("frozen", "trained", "borrowed")
+PRECISIONS = AUTO, FLOAT32, BFLOAT16 = ("auto", "fp32", "bf16")
 DEFAULT_MINUTES = 60.0
 SPACE = 8 * 10**9
 NOT_SETTINGS = ("output", "resume", "quiet", "evaluate")
@@ -33,7 +34,8 @@ class DistillConfig:
     gated unit, by default the target's. ``layers`` is the depth of a standalone draft.
     ``slots`` texts of at most ``answer_tokens`` are written side by side, ``shard_texts`` in a shard; ``space`` is the number of bytes
     that stored hidden states may take: those of further text are computed again when needed.
-    ``batch_rows`` are rows of a training batch and ``window`` those of a text in it.
+    ``batch_rows`` are rows of a training batch and ``window`` those of a text in it. Matrix products of the training are in
+    ``precision``: bf16, fp32, or by default what the machine has instructions for.
     """
 
     target: str
@@ -54,14 +56,15 @@ class DistillConfig:
     taps: tuple[int, ...] | None = None
     intermediate: int | None = None
     layers: int = 2
-    slots: int = 16
+    slots: int = 32
     answer_tokens: int = 192
-    shard_texts: int = 128
+    shard_texts: int = 256
     space: int = SPACE
     batch_rows: int = 2048
     window: int = 320
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
+    precision: str = AUTO
     revision: str | None = None
     trust_remote_code: bool = False
     resume: bool = False
@@ -73,6 +76,8 @@ class DistillConfig:
             raise UsageError(f"--kind: {self.kind!r} is not one of {', '.join(KINDS)}")
         if self.head not in HEADS:
             raise UsageError(f"--head: {self.head!r} is not one of {', '.join(HEADS)}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"--precision: {self.precision!r} is not one of {', '.join(PRECISIONS)}")
         if (self.head == "borrowed" and self.kind != "eagle") or (self.head == "trained" and self.kind == "lm"):
             raise UsageError(f"--head {self.head}: a draft of kind {self.kind} has no place for it; choose frozen")
         if self.vocabulary is not None and self.kind != "eagle":

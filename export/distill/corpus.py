@@ -18,7 +18,7 @@ import numpy as np
 from edgespec.errors import UsageError
 from edgespec.export.distill import questions
 from edgespec.export.distill.config import DistillConfig
-from edgespec.export.distill.forest import Planting, Text
+from edgespec.export.distill.continuous_batching import Request, Text
 from edgespec.export.distill.questions import Answer, Prompt
 from edgespec.export.distill.repetition import before_loop, distinct, is_repetitive
 from edgespec.export.distill.shards import Entry, Shard
@@ -114,8 +114,8 @@ class Writer:
         starts = [self._target.question(questions.opener(rng)) for _ in range(count)]
         seeds = [(self._config.seed, shard, ASKING, index) for index in range(count)]
         most = min(QUESTION_TOKENS, self._config.answer_tokens)
-        plantings = [Planting(start, len(start), most, 1.0, seed) for start, seed in zip(starts, seeds, strict=True)]
-        texts = self._target.grow(plantings, questions=True)
+        requests = [Request(start, len(start), most, 1.0, seed) for start, seed in zip(starts, seeds, strict=True)]
+        texts = self._target.write(requests, questions=True)
         head = len(self._target.question(""))
         found = [self._target.tokenizer.decode(text.tokens[head:].tolist()).strip() for text in texts if text.end != "loop"]
         return list(dict.fromkeys(question for question in found if question))
@@ -129,16 +129,16 @@ class Writer:
     def _answer(self, prompts: Sequence[Prompt], purpose: tuple[int, int], dropped: Counter[str]) -> list[tuple[Prompt, Entry]]:
         """The answers that are worth keeping."""
         most = self._config.answer_tokens
-        kept, plantings = [], []
+        kept, requests = [], []
         for index, prompt in enumerate(prompts):
             tokens = self._target.encode(prompt.turns)
             if not tokens or len(tokens) + most > self._target.model.capacity:
                 dropped["too long"] += 1
                 continue
             kept.append(prompt)
-            plantings.append(Planting(tokens, len(tokens), most, prompt.temperature, (self._config.seed, *purpose, index)))
+            requests.append(Request(tokens, len(tokens), most, prompt.temperature, (self._config.seed, *purpose, index)))
         found = []
-        for prompt, text in zip(kept, self._target.grow(plantings), strict=True):
+        for prompt, text in zip(kept, self._target.write(requests), strict=True):
             usable, reason = _usable(text)
             if reason:
                 dropped[reason] += 1
@@ -148,8 +148,8 @@ class Writer:
         return found
 
     def _pieces(self, pieces: Sequence[Piece]) -> list[Entry]:
-        plantings = [Planting(piece, 1) for piece in pieces]
-        return [Entry(text, "text", False) for text in self._target.grow(plantings)]
+        requests = [Request(piece, 1) for piece in pieces]
+        return [Entry(text, "text", False) for text in self._target.write(requests)]
 
 
 def _usable(text: Text) -> tuple[Text | None, str]:

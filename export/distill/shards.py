@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from edgespec.errors import CheckpointError
-from edgespec.export.distill.forest import LABELS, Text
+from edgespec.export.distill.continuous_batching import LABELS, Text
 from edgespec.files import whole
 
 

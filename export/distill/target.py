@@ -1,7 +1,8 @@
-"""The exported target, opened to write texts: how turns become tokens, and a forest on its model."""
+"""The exported target, opened to write texts: how turns become tokens, and how texts become rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,16 +10,22 @@ import numpy as np
 
 from edgespec.bundle import open_bundle
 from edgespec.errors import CapacityError
-from edgespec.export.distill.forest import Forest, Planting, Text
+from edgespec.export.distill.batch_graph import write_batch_graph
+from edgespec.export.distill.batch_model import BatchModel
+from edgespec.export.distill.continuous_batching import ContinuousBatching, Request, Text
 from edgespec.export.distill.questions import Turns
 from edgespec.export.distill.shards import Shard
 from edgespec.runtime.model import Model
+from edgespec.runtime.rows import cache_bytes
 from edgespec.runtime.session import DEFAULT_PROVIDERS
 from edgespec.runtime.text.chat_template import ChatTemplate
 from edgespec.runtime.text.tokenizer import Tokenizer
 
 MARK = "\N{BLACK QUESTION MARK ORNAMENT}mark"
-ROWS = 4096  # of the cache: more would only make attention slower
+ROWS = 4096  # of the cache: no text is longer
+BATCH_GRAPH = "target.batch.onnx"
+BATCH_BYTES = 3 * 2**30  # of the caches of all texts together,
+USUAL_ROWS = 1024  # if the longest has as many
 
 
 class Target:
@@ -26,7 +33,7 @@ class Target:
 
     Args:
         bundle: its folder.
-        slots: texts that are written side by side.
+        slots: texts that are written side by side, fewer where their caches would be too large.
         threads: of a pass.
     """
 
@@ -36,8 +43,9 @@ class Target:
         self.tokenizer = Tokenizer(bundle, self.manifest.tokenizer, spec.vocab_size)
         self.template = ChatTemplate(bundle, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
         capacity = min(spec.capacity, ROWS)
-        self.model = Model(bundle / spec.graph, spec, capacity=capacity, threads=threads, providers=DEFAULT_PROVIDERS)
-        self.slots = slots
+        self.model = Model(bundle / spec.graph, spec, capacity=capacity, threads=threads, providers=DEFAULT_PROVIDERS, alone=False)
+        self._bundle, self._threads = bundle, threads
+        self._slots = max(1, min(slots, BATCH_BYTES // cache_bytes(spec, USUAL_ROWS)))
         self.ends = frozenset(self.manifest.tokenizer.eos_ids)
         self._question = self._question_frame()
 
@@ -58,22 +66,29 @@ class Target:
         assert self._question is not None
         return self.tokenizer.encode(self._question[0] + opener, prefix=False)
 
-    def grow(self, plantings: Sequence[Planting], *, questions: bool = False) -> list[Text]:
-        """The texts of ``plantings``, in their order; ``questions`` are those of users, which end where the user's turn ends."""
+    @functools.cached_property
+    def _batch(self) -> BatchModel:
+        graph = self._bundle / BATCH_GRAPH
+        if not graph.exists():
+            write_batch_graph(self._bundle / self.spec.graph, graph)
+        return BatchModel(graph, self.spec, texts=self._slots, threads=self._threads)
+
+    def write(self, requests: Sequence[Request], *, questions: bool = False) -> list[Text]:
+        """The texts, in the order of ``requests``; ``questions`` are those of users, which end where the user's turn ends."""
         ends = self.ends | {self._question[1]} if questions and self._question is not None else self.ends
-        forest = Forest(self.model, self.tokenizer.size, ends, self.slots)
-        grown = dict(forest.grow(plantings))
-        return [grown[index] for index in range(len(plantings))]
+        batch = self._batch if any(request.most for request in requests) else None
+        written = dict(ContinuousBatching(self.model, batch, self.tokenizer.size, ends).write(requests))
+        return [written[index] for index in range(len(requests))]
 
     def rows(self, shard: Shard) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What :meth:`Shard.rows` gives, computed again."""
         bounds = shard.bounds
         texts = [shard.tokens[bounds[index] : bounds[index + 1]].tolist() for index in range(len(shard))]
-        grown = self.grow([Planting(tokens, int(start)) for tokens, start in zip(texts, shard.starts, strict=True)])
+        written = self.write([Request(tokens, int(start)) for tokens, start in zip(texts, shard.starts, strict=True)])
         return (
-            np.concatenate([text.features for text in grown]),
-            np.concatenate([text.likely for text in grown]),
-            np.concatenate([text.log_p for text in grown]),
+            np.concatenate([text.features for text in written]),
+            np.concatenate([text.likely for text in written]),
+            np.concatenate([text.log_p for text in written]),
         )
 
     def _question_frame(self) -> tuple[str, int] | None:

@@ -21,6 +21,7 @@ from edgespec.errors import CapacityError, UsageError
 from edgespec.export.distill.batches import Batch, Batches, Window
 from edgespec.export.distill.config import DistillConfig
 from edgespec.export.distill.judge import Verdict, judge
+from edgespec.export.distill.precision import autocast
 from edgespec.export.distill.students import Student
 from edgespec.files import whole
 
@@ -104,6 +105,7 @@ class Trainer:
         self._verdict: Verdict | None = None
         """On the best state; None if an earlier run had it."""
         self._parts = 1
+        self._autocast = autocast(config.precision, accelerator.device)
         self.state = State()
 
     def train(self) -> Verdict:
@@ -137,7 +139,7 @@ class Trainer:
             self._look()
         self._save()
         self.student.load_trained(self._best)
-        return self._verdict or judge(self.student, self._held)
+        return self._verdict or self._judge()
 
     def _stream(self) -> Iterator[list[Window]]:
         """This process's batches from where the training is, epoch after epoch."""
@@ -183,13 +185,18 @@ class Trainer:
         return total + self._backward_part(parts[-1], counts)
 
     def _backward_part(self, part: Batch, counts: torch.Tensor) -> float:
-        loss = self._wrapped(part, counts)
+        with self._autocast:
+            loss = self._wrapped(part, counts)
         self._accelerator.backward(loss)
         return float(loss.detach())
 
+    def _judge(self) -> Verdict:
+        with self._autocast:
+            return judge(self.student, self._held)
+
     def _look(self) -> None:
         """Judge the draft as it is, and keep it if it is the best so far."""
-        verdict = judge(self.student, self._held)
+        verdict = self._judge()
         state, found = self.state, verdict.all.tokens_per_pass
         state.looks.append([float(state.step), round(state.seconds, 1), round(state.loss, 4), round(found, 4)])
         if not self._best or found > state.best + LEAST_GAIN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -21,6 +22,17 @@ def test_layers_are_read() -> None:
         command.distill.make_context("distill", ["model", "-o", "out", "--taps", "2;15"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are kept on cores on Linux alone")
+def test_threads_are_kept_apart_unless_the_user_or_several_processes_say_otherwise() -> None:
+    alone: dict[str, str] = {}
+    command.keep_threads_apart(alone)
+    assert alone == {"OMP_PROC_BIND": "true"}
+    for known in ({"OMP_PROC_BIND": "false"}, {"LOCAL_WORLD_SIZE": "2"}):
+        environment = dict(known)
+        command.keep_threads_apart(environment)
+        assert environment == known
+
+
 def test_defaults_are_those_of_the_configuration() -> None:
     """A default that is said twice must be the same twice."""
     from edgespec.export.distill import DistillConfig
@@ -35,6 +47,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
     [
         (["--kind", "other"], "eagle, medusa, lm"),
         (["--minutes", "5", "--tokens", "10"], "exclude each other"),
+        (["--precision", "fp8"], "auto, fp32, bf16"),
         (["--slots", "0"], "--slots: 0 is less than 1"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         ([], "no such"),

@@ -1,4 +1,4 @@
-"""Drafts made without data: the forest, the corpus, training that can stop at any moment, and what cannot be done."""
+"""Drafts made without data: many texts at once, the corpus, training that can stop at any moment, and what cannot be done."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, ExportError, UsageError
 from edgespec.export.distill import DistillConfig, DistillReport, distill, pipeline
 from edgespec.export.distill.acceptance import Acceptance, expected_speedup, walk
+from edgespec.export.distill.batch_graph import write_batch_graph
+from edgespec.export.distill.batch_model import BatchModel
 from edgespec.export.distill.batches import Batch, Batches
+from edgespec.export.distill.continuous_batching import ContinuousBatching, Request, Text
 from edgespec.export.distill.corpus import HELD, Own, Writer
 from edgespec.export.distill.evaluate import held_questions, measure_bundle
-from edgespec.export.distill.forest import Forest, Planting, Text
 from edgespec.export.distill.judge import judge
 from edgespec.export.distill.questions import Prompt
 from edgespec.export.distill.repetition import before_loop, distinct, period_of
 from edgespec.export.distill.shards import Shard
 from edgespec.export.distill.students import STUDENTS
 from edgespec.export.distill.students.base import Student
-from edgespec.export.distill.target import Target
+from edgespec.export.distill.target import BATCH_GRAPH, Target
 from edgespec.export.distill.train import Budget, Trainer
 from edgespec.export.distill.vocabulary import choose_tokens, coverage
 from edgespec.export.distill.workplace import Workplace
@@ -44,7 +46,16 @@ from tests.helpers.bundles import EOS, VOCAB, make_attention_bundle
 from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.talking import CONTEXT
 
-SMALL = {"tokens": 1200, "epochs": 6, "shard_texts": 16, "answer_tokens": 48, "batch_rows": 512, "slots": 8, "weights": "fp32"}
+SMALL = {
+    "tokens": 1200,
+    "epochs": 6,
+    "shard_texts": 16,
+    "answer_tokens": 48,
+    "batch_rows": 512,
+    "slots": 8,
+    "weights": "fp32",
+    "precision": "fp32",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,31 +111,53 @@ def open_model(bundle: Path, name: str, capacity: int) -> Model:
     return Model(bundle / spec.graph, spec, capacity=capacity, threads=1, providers=DEFAULT_PROVIDERS)
 
 
-# The forest
+# Many texts at once
 
 
-def test_every_text_of_a_forest_is_what_it_would_be_alone(tmp_path: Path) -> None:
-    """Windows, texts of other lengths, more texts than slots, and a cache that has to be closed up on the way."""
-    bundle = make_attention_bundle(tmp_path / "bundle", features=True, window=20, capacity=400)
+def batch_of(bundle: Path, texts: int, capacity: int) -> tuple[ContinuousBatching, Model, BatchModel]:
+    """Of a bundle's target, with a model that scores beginnings and one for ``texts`` side by side."""
+    spec = read_manifest(bundle).target
+    graph = bundle / BATCH_GRAPH
+    write_batch_graph(bundle / spec.graph, graph)
+    model, side_by_side = open_model(bundle, "target", capacity), BatchModel(graph, spec, texts=texts, threads=1)
+    return ContinuousBatching(model, side_by_side, VOCAB, frozenset({EOS})), model, side_by_side
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_texts_side_by_side_are_what_they_would_be_alone(tmp_path: Path, window: int | None) -> None:
+    """Windows, texts of other lengths, and more texts than slots, against plain passes of the graph."""
+    bundle = make_attention_bundle(tmp_path / "bundle", features=True, window=window, capacity=400)
     rng = np.random.default_rng(0)
-    plantings = []
+    requests = [Request([5, 6, 30, 31, 32, 33], 2, 0)]
     for index in range(12):
         tokens = [1, 2, 3, *rng.integers(0, 256, 150 if index == 3 else int(rng.integers(2, 20))).tolist()]
-        plantings.append(Planting(tokens, len(tokens), 40, 0.8 * (index % 2), (1, index)))
-    model = open_model(bundle, "target", 260)
-    closed_up: list[int] = []
-    keep_path = model.keep_path
-    model.keep_path = lambda start, rows: (closed_up.append(len(rows)), keep_path(start, rows))[1]  # type: ignore[method-assign,func-returns-value]
-    together = dict(Forest(model, VOCAB, frozenset({EOS}), 5).grow(plantings))
-    assert closed_up
-    assert sorted(together) == list(range(12))
-    passes = model.passes
-    for index, planting in enumerate(plantings):
-        (found,) = dict(Forest(open_model(bundle, "target", 400), VOCAB, frozenset({EOS}), 1).grow([planting])).values()
-        assert_same_text(together[index], found)
-        assert len(found.tokens) > len(planting.tokens)
-        passes -= len(found.tokens) - len(planting.tokens)
-    assert passes < 0  # it was fewer passes than tokens
+        requests.append(Request(tokens, len(tokens), 40, 0.8 * (index % 2), (1, index)))
+    batch, model, side_by_side = batch_of(bundle, 5, 260)
+    passes = 0
+    run = side_by_side.run
+
+    def counted(*args: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return run(*args)
+
+    side_by_side.run = counted  # type: ignore[method-assign]
+    written = dict(batch.write(requests))
+    assert sorted(written) == list(range(13))
+    assert 0 < passes < sum(len(written[index].tokens) - len(request.tokens) for index, request in enumerate(requests)) / 2
+    for index, request in enumerate(requests):
+        text = written[index]
+        assert (text.start, len(text.tokens) > len(request.tokens)) == (request.start, request.most > 0)
+        model.keep(0)
+        logits = torch.from_numpy(np.concatenate([model.run([token], [0]).copy() for token in text.tokens])[:, :VOCAB])
+        if request.temperature == 0:
+            greedy = logits.argmax(-1)
+            assert text.tokens[len(request.tokens) :].tolist() == greedy[len(request.tokens) - 1 : -1].tolist()
+            assert text.likely[:, 0].tolist() == greedy[text.start :].tolist()
+        assert text.likely.shape == (len(text.tokens) - text.start, 8)
+        np.testing.assert_allclose(text.features, model.features, atol=1e-2, rtol=2e-3)
+        np.testing.assert_allclose(text.log_p, logits[text.start :].log_softmax(-1).topk(8).values, atol=1e-2, rtol=2e-3)
+    assert_same_text(dict(batch.write(requests[3:4]))[0], written[3])
 
 
 def assert_same_text(found: Text, wanted: Text) -> None:
@@ -134,26 +167,10 @@ def assert_same_text(found: Text, wanted: Text) -> None:
     np.testing.assert_allclose(found.log_p, wanted.log_p, atol=1e-2, rtol=2e-3)
 
 
-def test_a_forest_agrees_with_the_graph_itself(tmp_path: Path) -> None:
-    """Tokens, features and labels against plain passes of the model."""
-    bundle = make_attention_bundle(tmp_path / "bundle", features=True, capacity=200)
-    plantings = [Planting([5, 6, 7, 8], 4, 20), Planting([5, 6, 9], 3, 20), Planting([5, 6, 30, 31, 32, 33], 2, 0)]
-    grown = dict(Forest(open_model(bundle, "target", 100), VOCAB, frozenset({EOS}), 3).grow(plantings))
-    for index, planting in enumerate(plantings):
-        text, model = grown[index], open_model(bundle, "target", 200)
-        logits = model.run(text.tokens.tolist(), range(len(text.tokens))).copy()
-        greedy = logits[:, :VOCAB].argmax(-1)
-        assert text.tokens[len(planting.tokens) :].tolist() == greedy[len(planting.tokens) - 1 : -1].tolist()
-        assert text.likely[:, 0].tolist() == greedy[text.start :].tolist()
-        np.testing.assert_allclose(text.features, model.features, atol=1e-2, rtol=1e-3)
-        log_p = torch.from_numpy(logits[text.start :, :VOCAB]).log_softmax(-1).topk(8).values
-        np.testing.assert_allclose(text.log_p, log_p, atol=1e-2, rtol=1e-3)
-
-
 def test_a_text_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    model = open_model(make_attention_bundle(tmp_path / "bundle", features=True), "target", 50)
+    batch, _, _ = batch_of(make_attention_bundle(tmp_path / "bundle", features=True), 2, 50)
     with pytest.raises(CapacityError, match="60 tokens does not fit into 50"):
-        list(Forest(model, VOCAB, frozenset(), 2).grow([Planting(range(20), 20, 40)]))
+        list(batch.write([Request(range(20), 20, 40)]))
 
 
 def test_loops_are_seen_and_cut() -> None:
@@ -413,6 +430,21 @@ def test_out_of_memory_the_same_step_goes_in_smaller_pieces(talking: Path, tmp_p
         gradients.append({name: tensor.detach().clone() for name, tensor in student.trained().items()})
     for name, wanted in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_bfloat16_learns_the_same_with_less_precision(talking: Path, tmp_path: Path) -> None:
+    """The same steps in both: weights stay float32, and the loss falls alike."""
+    losses: dict[str, list[float]] = {}
+    for precision in ("fp32", "bf16"):
+        trainer = trainer_of(make_student("eagle", talking, precision=precision, learning_rate=3e-3), tmp_path)
+        losses[precision] = []
+        for _ in range(20):
+            trainer._step(random_batch(128), 0.3)
+            losses[precision].append(trainer.state.loss)
+        assert {tensor.dtype for tensor in trainer.student.trained().values()} == {torch.float32}
+    assert losses["fp32"] != losses["bf16"]
+    assert losses["fp32"][-1] < 0.9 * losses["fp32"][0]
+    np.testing.assert_allclose(losses["bf16"], losses["fp32"], rtol=0.03)
 
 
 def test_a_device_too_small_for_one_text_is_said_so(talking: Path, tmp_path: Path) -> None:
