@@ -14,10 +14,10 @@ import click
 
 from benchmarks.figures import p10
 from edgespec.bundle import open_bundle
-from edgespec.runtime.machine import machine_name
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from edgespec.runtime.ort import LIBRARY_VARIABLE, import_onnxruntime
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
+from edgespec.runtime.tuning.machine import machine_name
 
 WIDTHS = (1, 2, 5)
 

@@ -16,7 +16,7 @@ import click
 
 from benchmarks.figures import median
 from edgespec.bench.prompts import read_prompts
-from edgespec.runtime.machine import machine_name
+from edgespec.runtime.tuning.machine import machine_name
 
 IMPORT = "import time; s = time.perf_counter(); import edgespec.runtime; print(time.perf_counter() - s)"
 LOADED = "import sys, edgespec.runtime; print([name for name in ('torch', 'transformers', 'onnx', 'onnxruntime') if name in sys.modules])"

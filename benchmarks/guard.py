@@ -23,8 +23,8 @@ import numpy as np
 import edgespec
 from benchmarks.peers.process import Worker
 from edgespec.bench.prompts import OWN, read_prompts
-from edgespec.runtime.machine import machine_name
-from edgespec.runtime.session import default_threads
+from edgespec.runtime.providers.session import default_threads
+from edgespec.runtime.tuning.machine import machine_name
 
 ROOT = Path(__file__).parents[1]
 RESAMPLES = 2000

@@ -26,9 +26,9 @@ import edgespec
 from edgespec.bench.prompts import read_prompts
 from edgespec.bundle import open_bundle
 from edgespec.errors import CapacityError
-from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.ahead import plan_bundle
 from edgespec.runtime.memory.measure import usage
+from edgespec.runtime.tuning.machine import machine_name
 
 PLENTY = 10**12
 SPARE = 40  # tokens of the context that are left to write into

@@ -18,8 +18,8 @@ import numpy as np
 from edgespec.distribution import Distribution
 from edgespec.runtime.accept import accept
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.processors import Text
-from edgespec.runtime.sampling import make_sampler
+from edgespec.runtime.sampling.processors import Text
+from edgespec.runtime.sampling.sampling import make_sampler
 from edgespec.tree import DraftTree
 
 CASES: dict[str, dict[str, object]] = {

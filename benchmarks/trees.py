@@ -20,10 +20,10 @@ from edgespec.runtime.accept import accept
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.lookahead import Lookahead, Window
 from edgespec.runtime.drafters.ngram import NGram
-from edgespec.runtime.machine import machine_name
-from edgespec.runtime.model import Model
-from edgespec.runtime.sampling import greedy
-from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.sampling.sampling import greedy
+from edgespec.runtime.tuning.machine import machine_name
 from edgespec.tree import DraftTree
 
 CANDIDATES = (0.6, 0.2, 0.1)

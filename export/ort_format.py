@@ -16,8 +16,8 @@ import onnxruntime as ort
 from edgespec.errors import ExportError
 from edgespec.export.parity.passes import prefill
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
 
 CONFIG = "required_operators.config"
 LIMIT = 2**31 - 2**20  # offsets in a flatbuffer have 32 bits, one of them a sign

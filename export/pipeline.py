@@ -60,10 +60,10 @@ from edgespec.manifest import (
     Tap,
     parse_manifest,
 )
-from edgespec.runtime.features import columns
-from edgespec.runtime.kv import QUANTISED
 from edgespec.runtime.memory.measure import peak_rss_bytes, return_freed_memory
-from edgespec.runtime.providers import NPU
+from edgespec.runtime.models.features import columns
+from edgespec.runtime.models.kv import QUANTISED
+from edgespec.runtime.providers.providers import NPU
 from edgespec.staging import check_output, staged
 
 WEIGHTS_FILE = "weights.bin"

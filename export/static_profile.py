@@ -10,7 +10,7 @@ from edgespec.errors import CapacityError
 from edgespec.export.passes import Pipeline, StaticSizes
 from edgespec.export.passes.static_attention import check_attention
 from edgespec.manifest import StaticGraph, StaticProfile
-from edgespec.runtime.providers import NPU
+from edgespec.runtime.providers.providers import NPU
 
 WriteGraph = Callable[[Pipeline, str], None]
 """Rewrites a copy of the traced graph by these passes and saves it, with its weights, under this name."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from edgespec.runtime.chat import Chat
+from edgespec.runtime.conversations.chat import Chat
 from edgespec.runtime.engine import Engine, load
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.stats import Stats

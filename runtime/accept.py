@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Chooser
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Chooser
 from edgespec.tree import DraftTree
 
 

@@ -1,7 +1,7 @@
 """Which drafters a generation has, how many tokens each is asked for, and what an engine learns of them on the way.
 
 Costs are measured once for a bundle on a machine and corrected by real rounds; how often a drafter's tokens are accepted is kept for
-texts by themselves, for each conversation, and from one engine to the next (:mod:`edgespec.runtime.controller`).
+texts by themselves, for each conversation, and from one engine to the next (:mod:`edgespec.runtime.tuning.controller`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgespec.manifest import Manifest
-from edgespec.runtime import calibration, cost, drafters
-from edgespec.runtime.acceptance import Acceptance
-from edgespec.runtime.controller import AutoLength, FixedLength, LengthPolicy
-from edgespec.runtime.cost import Costs, RunningCosts
+from edgespec.runtime import drafters
 from edgespec.runtime.drafters.corpus import Corpus
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.exactness import WidthRule
-from edgespec.runtime.features import columns
-from edgespec.runtime.fused import target_graph
 from edgespec.runtime.loop import Target
-from edgespec.runtime.model import Model
-from edgespec.runtime.models import Models
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.rows import Floats
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.models.features import columns
+from edgespec.runtime.models.fused import target_graph
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.models import Models
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.models.rows import Floats
+from edgespec.runtime.models.token_map import TokenMap, read_token_map
+from edgespec.runtime.sampling.sampling import Sampler
 from edgespec.runtime.text.tokenizer import Codec, Tokenizer, load_codec
 from edgespec.runtime.text.translate import SharedIds, Translator, read_shared_ids
-from edgespec.runtime.token_map import TokenMap, read_token_map
+from edgespec.runtime.tuning import calibration, cost
+from edgespec.runtime.tuning.acceptance import Acceptance
+from edgespec.runtime.tuning.controller import AutoLength, FixedLength, LengthPolicy
+from edgespec.runtime.tuning.cost import Costs, RunningCosts
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@
         print(engine.generate("And of a brick?").stats.tokens_per_pass)
 
 An engine has one KV cache and so generates one text at a time. What a prompt shares with the text before it is not
-computed again. ``engine.chat()`` holds a conversation, see :mod:`edgespec.runtime.chat`.
+computed again. ``engine.chat()`` holds a conversation, see :mod:`edgespec.runtime.conversations.chat`.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ from edgespec.bundle import bundle_key, open_bundle
 from edgespec.errors import BundleError, UsageError
 from edgespec.hub import find_bundle
 from edgespec.manifest import Manifest
-from edgespec.runtime import calibration, drafters
-from edgespec.runtime import prefix as prefixes
-from edgespec.runtime.acceptance import Acceptance
-from edgespec.runtime.chat import Chat
+from edgespec.runtime import drafters
+from edgespec.runtime.conversations import prefix as prefixes
+from edgespec.runtime.conversations.chat import Chat
+from edgespec.runtime.conversations.swap import Swap
 from edgespec.runtime.drafters.corpus import read_corpus
 from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.endless import LEAST_CAPACITY, Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
-from edgespec.runtime.fused import as_run, without_fused
-from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
-from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.pack_cache import open_packs
 from edgespec.runtime.memory.plan import LEAST_WINDOW, Plan, Settings, footprint
 from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.memory.size import parse_size
-from edgespec.runtime.model import Model
-from edgespec.runtime.models import Models
+from edgespec.runtime.models.fused import as_run, without_fused
+from edgespec.runtime.models.kv import kv_choice, with_kv
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.models import Models
+from edgespec.runtime.models.rows import cache_bytes, hold_for
 from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placements, Profile, Providers, Threads
-from edgespec.runtime.profiles import with_profiles
-from edgespec.runtime.providers import NPU
+from edgespec.runtime.providers.placement import Placements, Profile, Providers, Threads
+from edgespec.runtime.providers.profiles import with_profiles
+from edgespec.runtime.providers.providers import NPU
 from edgespec.runtime.recheck import Recheck
-from edgespec.runtime.rows import cache_bytes, hold_for
-from edgespec.runtime.sampling import make_sampler
+from edgespec.runtime.sampling.sampling import make_sampler
+from edgespec.runtime.sampling.structured import Grammar, GrammarMaker
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
-from edgespec.runtime.structured import Grammar, GrammarMaker
-from edgespec.runtime.swap import Swap
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
 from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.tuning import calibration
+from edgespec.runtime.tuning.acceptance import Acceptance
+from edgespec.runtime.tuning.machine import machine_name
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def load(
         kv: type of the KV caches, of those that the bundle was exported with: "float32", "int8" or "int4"; the first of these by default.
             With several, as "float32,int8", a later one is used where the memory budget would else cut the context; it changes the text.
         providers: what to run on, the CPU by default: a name such as "cuda", several in order of preference, or each model's own as
-            in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.placement`).
+            in "target=cuda,draft=cpu" (:mod:`edgespec.runtime.providers.placement`).
         provider_options: ONNX Runtime's options of a provider, by the provider's name.
         strict_providers: refuse a graph of which a part would run on another provider than asked; it is a warning otherwise.
         profile: which of the bundle's graphs to run, "cpu", "cuda", "webgpu" or "npu", also by model; by default what the provider can.

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.runtime.model import PREFILL_WIDTH, Model
+from edgespec.runtime.models.model import PREFILL_WIDTH, Model
 
 SPAN = 16  # positions that every narrow width is tested on
 WIDE = (24, 32, 64, PREFILL_WIDTH)

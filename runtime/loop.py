@@ -18,11 +18,11 @@ from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.endless import Rolling
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.memory.relief import Relief
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Text
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import Floats
 from edgespec.runtime.recheck import Recheck
-from edgespec.runtime.rows import Floats
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.sampling.processors import Text
+from edgespec.runtime.sampling.sampling import Sampler
 from edgespec.runtime.stats import Stats
 from edgespec.tree import DraftTree
 

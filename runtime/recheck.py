@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.runtime.accept import Accepted
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Sampler
 
 
 class Recheck:

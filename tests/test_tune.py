@@ -15,7 +15,7 @@ from edgespec.bench.prompts import Question
 from edgespec.bench.tune import Tuning, drafters_of, expected_speedups, runs_of, tune
 from edgespec.cli.tune import choice, drafter_table
 from edgespec.errors import UsageError
-from edgespec.runtime.cost import Costs
+from edgespec.runtime.tuning.cost import Costs
 from tests.cli.conftest import Run, assert_one_line_error, edgespec, own_cache
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
 
@@ -35,7 +35,7 @@ def bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tuning(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
-    monkeypatch.setattr("edgespec.runtime.cost.measure", lambda *_: COSTS)
+    monkeypatch.setattr("edgespec.runtime.tuning.cost.measure", lambda *_: COSTS)
     with package.load(bundle, threads=1) as engine:
         return tune(engine, [*QUESTIONS, Question("long", "x" * 500)], max_new_tokens=36)
 

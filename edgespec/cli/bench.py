@@ -84,9 +84,9 @@ def show(measured: Measured, about: dict[str, Any], as_json: bool) -> None:
 
 
 def describe(engine: Engine, bundle: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from edgespec.runtime.machine import machine_name
     from edgespec.runtime.memory.measure import usage
     from edgespec.runtime.ort import import_onnxruntime
+    from edgespec.runtime.tuning.machine import machine_name
 
     return {
         "bundle": str(bundle),

@@ -32,7 +32,7 @@ def comparison_table(measured: Measured) -> str:
 
 def verdict(measured: Measured, arm: str) -> str:
     """One honest sentence about ``arm``, which also says on how many prompts its drafters were off in the end."""
-    from edgespec.runtime.controller import LEAST_GAIN
+    from edgespec.runtime.tuning.controller import LEAST_GAIN
 
     speedup, answers = measured.speedup(arm), measured.answers[arm]
     passes = f"{measured.tokens_per_pass(arm):.2f} tokens per pass"

@@ -27,7 +27,7 @@ from edgespec.cli.output import human_bytes
 @click.option("--force", is_flag=True, help="Replace OUTPUT if it is a bundle already.")
 def compile_(bundle: Path, output: Path, provider: str, options: dict[str, dict[str, str]], shared: bool, force: bool) -> None:
     """Compile the npu graphs of BUNDLE, for the chip that the provider's options name. The result runs on that provider only."""
-    from edgespec.runtime.compiling import compile_bundle
+    from edgespec.runtime.providers.compiling import compile_bundle
 
     manifest = compile_bundle(bundle, output, provider, options, shared=shared, force=force)
     sizes = {file.name: file.size for file in manifest.files}

@@ -12,7 +12,7 @@ from edgespec.cli.bundle_argument import BUNDLE
 from edgespec.cli.output import facts, indent, note, print_json, printable
 
 if TYPE_CHECKING:
-    from edgespec.runtime.doctor import ProviderReport, Report
+    from edgespec.runtime.providers.doctor import ProviderReport, Report
 
 
 @click.command(short_help="Show what this machine can run on, and try it.")
@@ -23,7 +23,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     BUNDLE its models. What is not installed is listed with how to get it.
     """
     from edgespec.bundle import open_bundle
-    from edgespec.runtime.doctor import examine
+    from edgespec.runtime.providers.doctor import examine
 
     if bundle is not None:
         open_bundle(bundle)  # a damaged one is an error of its own, not of a provider

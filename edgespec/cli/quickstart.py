@@ -76,7 +76,7 @@ def run_comparison(bundle: Path, threads: int | None) -> tuple[Measured, dict[st
     import onnxruntime
 
     import edgespec
-    from edgespec.runtime.machine import machine_name
+    from edgespec.runtime.tuning.machine import machine_name
 
     ways = arms(*SPECULATIVE)
     runs = (len(PROMPTS) * REPETITIONS + 1) * len(ways)

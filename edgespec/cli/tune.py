@@ -59,8 +59,8 @@ def tune(bundle: Path, prompts: Path, questions: int | None, as_json: bool, plot
 
 
 def machine() -> str:
-    from edgespec.runtime.machine import machine_name
     from edgespec.runtime.ort import import_onnxruntime
+    from edgespec.runtime.tuning.machine import machine_name
 
     return f"{machine_name()}, ONNX Runtime {import_onnxruntime().__version__}"
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats, allocate_caches
-from edgespec.runtime.session import DEFAULT_PROVIDERS, failure, make_session
+from edgespec.runtime.models.rows import Floats, allocate_caches
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, failure, make_session
 
 Array = npt.NDArray[Any]
 

@@ -16,8 +16,8 @@ import torch
 from edgespec.errors import CapacityError, RuntimeFailure
 from edgespec.export.distill.batch_model import BatchModel
 from edgespec.export.distill.repetition import period_of
-from edgespec.runtime.model import Model
-from edgespec.runtime.rows import Floats
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import Floats
 
 LABELS = 8  # likeliest tokens of the target that are kept for each row
 CHOICES = 64  # tokens that a sampled text is drawn from

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from edgespec.export.distill.config import AUTO, BFLOAT16
@@ -16,6 +18,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    known = getattr(torch.cpu, "get_capabilities", None)  # older versions of torch do not tell
+    capabilities: Mapping[str, bool] = known() if known is not None else {}
     return any(capabilities.get(name) for name in CAPABILITIES)

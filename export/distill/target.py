@@ -15,9 +15,9 @@ from edgespec.export.distill.batch_model import BatchModel
 from edgespec.export.distill.continuous_batching import ContinuousBatching, Request, Text
 from edgespec.export.distill.questions import Turns
 from edgespec.export.distill.shards import Shard
-from edgespec.runtime.model import Model
-from edgespec.runtime.rows import cache_bytes
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import cache_bytes
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.text.chat_template import ChatTemplate
 from edgespec.runtime.text.tokenizer import Tokenizer
 

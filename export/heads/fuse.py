@@ -31,8 +31,8 @@ import onnx_ir as ir
 from edgespec.export.passes.base import constant, typed
 from edgespec.export.passes.pad_attention import PadAttention
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.features import Columns, columns
-from edgespec.runtime.fused import NEXT, PREFIX
+from edgespec.runtime.models.features import Columns, columns
+from edgespec.runtime.models.fused import NEXT, PREFIX
 
 OWN = ("input_ids", "features", "own_features")
 """Inputs of a head's graph that are made inside; those of the cache have names of their own, and the others are the target's."""

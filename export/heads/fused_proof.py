@@ -13,10 +13,10 @@ from edgespec.errors import ExportError
 from edgespec.export import parity
 from edgespec.export.parity.limits import FAULT, ROUNDED, within
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.features import columns
-from edgespec.runtime.fused import FusedModel
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.models.features import columns
+from edgespec.runtime.models.fused import FusedModel
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
 
 CHECKED = 8  # tokens behind the prompt, as a verification pass has them
 

@@ -10,8 +10,8 @@ import numpy as np
 from edgespec.errors import ExportError
 from edgespec.export.recipe import Scheme
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
 
 PROMPT, WRITTEN = 24, 40  # tokens of a sample that are held text, and tokens that the target adds
 # Share of rows in which the exported head must still hold the same token likeliest. A transposed or missing tensor leaves next to none.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 
 WRITTEN_TOKENS = 48  # how far a text is gone on with
 

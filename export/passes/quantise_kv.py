@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op
-from edgespec.runtime.kv import KV_TYPES
+from edgespec.runtime.models.kv import KV_TYPES
 
 BITS = {"int8": 8, "int4": 4}
 ELEMENTS = {"int8": ir.DataType.INT8, "int4": ir.DataType.UINT8}

@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
-from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import foreign
-from edgespec.runtime.fused import FirstSteps
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.sampling import Candidate, Guess
+from edgespec.runtime.models.fused import FirstSteps
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.models.token_map import TokenMap
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Candidate, Guess
 from edgespec.runtime.text.translate import Translator
-from edgespec.runtime.token_map import TokenMap
+from edgespec.runtime.tuning.controller import Gate
 from edgespec.tree import DraftTree
 
 if TYPE_CHECKING:

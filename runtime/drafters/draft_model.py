@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.distribution import Distribution
-from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import Drafter, Resources
 from edgespec.runtime.drafters.context_window import ContextWindow
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Candidate
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Candidate
+from edgespec.runtime.tuning.controller import Gate
 from edgespec.tree import DraftTree
 
 

@@ -5,9 +5,9 @@ tokens the head's own output of the row before. How the tree is grown and which 
 (:mod:`edgespec.runtime.drafters.tree`): EAGLE-2's expansion by cumulative probability within measured costs; where the draft is
 sure, or one node was asked for, it is a chain.
 
-Where the target's graph has the head's first step in it (:mod:`edgespec.runtime.fused`), rows of the text mostly come with the target's
-passes, and the logits for the first level of the tree with them. The head's own graph then runs from the second level on, and for
-rows that turned out to have taken another token than the text did.
+Where the target's graph has the head's first step in it (:mod:`edgespec.runtime.models.fused`), rows of the text mostly come with
+the target's passes, and the logits for the first level of the tree with them. The head's own graph then runs from the second level on,
+and for rows that turned out to have taken another token than the text did.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from edgespec.runtime.drafters import Resources, Round
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.tree import TokenTree, TreeOptions, costs_of
-from edgespec.runtime.fused import FirstSteps
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats
-from edgespec.runtime.token_map import TokenMap
+from edgespec.runtime.models.fused import FirstSteps
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.token_map import TokenMap
+from edgespec.runtime.sampling.processors import Floats
 from edgespec.tree import DraftTree
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.runtime.controller import LEAST_GAIN
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.chances import MEMORY, Shares
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
 from edgespec.runtime.drafters.tree import TreeCosts
-from edgespec.runtime.processors import Floats
-from edgespec.runtime.row_heads import RowHeads
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.sampling.processors import Floats
+from edgespec.runtime.tuning.controller import LEAST_GAIN
 from edgespec.tree import DraftTree
 
 TRY_AGAIN = 64  # rounds without a tree until one is proposed whatever is known

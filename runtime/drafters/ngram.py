@@ -14,11 +14,11 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import Drafter, Resources
 from edgespec.runtime.drafters.corpus import Corpus
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.matches import LONGEST, TextIndex
+from edgespec.runtime.tuning.controller import Gate
 from edgespec.tree import DraftTree
 
 SHORTEST = 2  # tokens that a proposal has to rest on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.runtime.controller import LEAST_GAIN
+from edgespec.runtime.tuning.controller import LEAST_GAIN
 
 START_GAIN = 1.3  # what is hoped for at first: the pool of n-grams has to fill before anything can come of it
 WEIGHT = 20.0  # of the hope, in rounds

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from edgespec.errors import NO_MEMORY
-from edgespec.runtime.controller import LengthPolicy
-from edgespec.runtime.cost import RunningCosts
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.seeds import begin_with, seed_of
+from edgespec.runtime.tuning.controller import LengthPolicy
+from edgespec.runtime.tuning.cost import RunningCosts
 from edgespec.tree import DraftTree
 
 GUESS = "guess"  # the drafter of tokens in rows that would have been padding

@@ -18,14 +18,14 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edgespec.runtime.controller import LEAST_GAIN
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.chances import Chances
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
 from edgespec.runtime.drafters.tree_cache import TreeCache
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Guess
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Guess
+from edgespec.runtime.tuning.controller import LEAST_GAIN
 from edgespec.tree import DraftTree
 
 CANDIDATES = 4  # most children of a node

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from edgespec.runtime.drafters.context_window import ContextWindow
 from edgespec.runtime.drafters.growth import Growth
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.sampling.processors import Floats
 
 NODES = 32  # rows of a tree that there is room for behind the context
 

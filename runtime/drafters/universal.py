@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.runtime.controller import Gate
 from edgespec.runtime.drafters import Resources
 from edgespec.runtime.drafters.draft_model import DraftModel, most_likely
-from edgespec.runtime.model import Model
-from edgespec.runtime.processors import Floats, Text
-from edgespec.runtime.sampling import Candidate
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.sampling import Candidate
 from edgespec.runtime.text.translate import Translator
+from edgespec.runtime.tuning.controller import Gate
 from edgespec.tree import DraftTree
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.bundle import open_bundle
-from edgespec.runtime.fused import as_run
-from edgespec.runtime.kv import kv_choice
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.pack_cache import are_useful
 from edgespec.runtime.memory.plan import Plan, footprint
 from edgespec.runtime.memory.size import parse_size
+from edgespec.runtime.models.fused import as_run
+from edgespec.runtime.models.kv import kv_choice
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.text.tokenizer import Tokenizer
 

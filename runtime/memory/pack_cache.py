@@ -38,11 +38,11 @@ from typing import Any
 from edgespec.bundle import bundle_key, hash_file
 from edgespec.cache import cache_folder
 from edgespec.manifest import Manifest
-from edgespec.runtime.fused import target_graph
-from edgespec.runtime.machine import machine_name
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.weights import ORT_SUFFIX, GraphWeights
+from edgespec.runtime.models.fused import target_graph
 from edgespec.runtime.ort import import_onnxruntime
+from edgespec.runtime.tuning.machine import machine_name
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest, ModelSpec
-from edgespec.runtime.fused import target_graph
-from edgespec.runtime.kv import in_form
 from edgespec.runtime.memory.measure import return_freed_memory, usage
 from edgespec.runtime.memory.weights import GraphWeights, read_weights
-from edgespec.runtime.rows import cache_bytes, hold_for
+from edgespec.runtime.models.fused import target_graph
+from edgespec.runtime.models.kv import in_form
+from edgespec.runtime.models.rows import cache_bytes, hold_for
 
 CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows widths up to the first ones to agree
 WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats
+from edgespec.runtime.models.rows import Floats
+from edgespec.runtime.models.token_map import TokenMap
 from edgespec.runtime.text.tokenizer import Codec
-from edgespec.runtime.token_map import TokenMap
 
 TAIL = 24  # tokens of the target that are encoded again in each round, once a place to cut is found
 INCOMPLETE = "\ufffd"  # how a character of which bytes are missing decodes

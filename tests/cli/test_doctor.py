@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtime import doctor, providers
-from edgespec.runtime.providers import KNOWN
-from edgespec.runtime.self_check import SelfCheck
+from edgespec.runtime.providers import doctor, providers
+from edgespec.runtime.providers.providers import KNOWN
+from edgespec.runtime.providers.self_check import SelfCheck
 from tests.cli.conftest import Run, assert_one_line_error
 from tests.helpers.bundles import make_lookup_bundle
 

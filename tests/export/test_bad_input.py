@@ -17,8 +17,8 @@ import edgespec
 from edgespec.errors import CapacityError, CheckpointError, EdgespecError, UnsupportedModelError, UsageError
 from edgespec.export.trace.windows import check_windows
 from edgespec.manifest import KvLayer
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.architectures import REFUSED
 from tests.export.conftest import export
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_config, make_tokenizer

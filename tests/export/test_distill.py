@@ -39,8 +39,8 @@ from edgespec.export.heads.eagle_layout import open_layout
 from edgespec.export.heads.medusa import open_medusa
 from edgespec.export.pipeline import open_shape
 from edgespec.manifest import read_manifest
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.helpers.bundles import EOS, VOCAB, make_attention_bundle
 from tests.helpers.checkpoints import make_checkpoint

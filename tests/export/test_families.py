@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from edgespec.errors import CapacityError, UsageError
 from edgespec.export.trace.angles import steady_length
 from edgespec.manifest import read_manifest
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export import architectures
 from tests.export.architectures import CASES, LLAMA3, LONGROPE, Case
 from tests.export.conftest import export

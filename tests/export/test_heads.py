@@ -27,10 +27,10 @@ from edgespec.export.heads import Head, TargetShape, proof
 from edgespec.export.heads.eagle import open_eagle
 from edgespec.export.heads.medusa import accuracy_of, open_medusa
 from edgespec.manifest import ModelSpec, Tap
-from edgespec.runtime.features import columns
-from edgespec.runtime.model import Model
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.features import columns
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.architectures import CASES
 from tests.export.conftest import export
 from tests.helpers.checkpoints import CAPACITY, auto_class, make_checkpoint

@@ -18,10 +18,10 @@ from edgespec.export import ExportConfig, ExportReport
 from edgespec.export.parity.limits import DIVERGENCE, require
 from edgespec.export.pipeline import Prepared, prepare, write_bundle
 from edgespec.manifest import Fidelity
-from edgespec.runtime.kv import in_form
-from edgespec.runtime.model import Model
-from edgespec.runtime.rows import HOLD, STEP, hold_for
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.kv import in_form
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import HOLD, STEP, hold_for
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.architectures import CASES
 from tests.export.conftest import export
 from tests.helpers.checkpoints import FAMILIES, make_checkpoint

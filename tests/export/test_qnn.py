@@ -14,12 +14,12 @@ import pytest
 from edgespec.errors import BundleError, UsageError
 from edgespec.manifest import read_manifest
 from edgespec.runtime import load
-from edgespec.runtime.assignment import assignment
-from edgespec.runtime.compiling import compile_bundle
-from edgespec.runtime.model import Model
-from edgespec.runtime.placement import Placements
-from edgespec.runtime.profiles import open_model, static_spec
-from edgespec.runtime.session import make_session
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.assignment import assignment
+from edgespec.runtime.providers.compiling import compile_bundle
+from edgespec.runtime.providers.placement import Placements
+from edgespec.runtime.providers.profiles import open_model, static_spec
+from edgespec.runtime.providers.session import make_session
 from tests.export.conftest import export
 from tests.export.test_families import IDS, Reference
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint

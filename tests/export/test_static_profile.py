@@ -18,12 +18,12 @@ from edgespec.errors import BundleError, CapacityError, UnsupportedModelError, U
 from edgespec.export import ExportReport
 from edgespec.manifest import Compiled, Manifest, StaticGraph, parse_manifest, read_manifest
 from edgespec.runtime import load
-from edgespec.runtime.compiling import compile_bundle
 from edgespec.runtime.exactness import find_equal_widths
-from edgespec.runtime.model import Model
-from edgespec.runtime.placement import Placement
-from edgespec.runtime.profiles import open_model, static_spec
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.compiling import compile_bundle
+from edgespec.runtime.providers.placement import Placement
+from edgespec.runtime.providers.profiles import open_model, static_spec
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint

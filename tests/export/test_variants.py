@@ -17,13 +17,15 @@ from transformers import AutoConfig
 from edgespec.errors import BundleError, CapacityError, ExportError, UnsupportedModelError, UsageError
 from edgespec.export import ExportReport
 from edgespec.manifest import read_manifest
-from edgespec.runtime import device_model, load, providers
-from edgespec.runtime.device_model import DeviceModel
+from edgespec.runtime import load
 from edgespec.runtime.exactness import find_equal_widths
-from edgespec.runtime.model import Model
-from edgespec.runtime.placement import Placement, Placements
-from edgespec.runtime.profiles import open_model, profile_spec
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models import device_model
+from edgespec.runtime.models.device_model import DeviceModel
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers import providers
+from edgespec.runtime.providers.placement import Placement, Placements
+from edgespec.runtime.providers.profiles import open_model, profile_spec
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.bundles import VOCAB

@@ -33,8 +33,8 @@ from edgespec.manifest import (
     Source,
     TokenizerSpec,
 )
-from edgespec.runtime.kv import KV_TYPES, QUANTISED
-from edgespec.runtime.rows import bias_name
+from edgespec.runtime.models.kv import KV_TYPES, QUANTISED
+from edgespec.runtime.models.rows import bias_name
 
 EOS, USER, ASSISTANT = 256, 257, 258
 VOCAB = 259

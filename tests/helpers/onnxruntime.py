@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from edgespec.runtime.kv import LEAST_ONNXRUNTIME
+from edgespec.runtime.models.kv import LEAST_ONNXRUNTIME
 
 needs_quantised_kv = pytest.mark.skipif(
     tuple(map(int, onnxruntime.__version__.split(".")[:2])) < LEAST_ONNXRUNTIME, reason="this ONNX Runtime has no quantised KV caches"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.runtime import Engine, load
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 
 COUNT = 30  # tokens of a text
 

@@ -16,7 +16,7 @@ Sequence_ = tuple[int, ...]
 
 
 class TableModel:
-    """The methods of ``edgespec.runtime.model.Model`` on a table: logits [V] of a row are those of its own token."""
+    """The methods of ``edgespec.runtime.models.model.Model`` on a table: logits [V] of a row are those of its own token."""
 
     capacity = 10_000
     chunk = 128

@@ -7,7 +7,7 @@ import pytest
 
 from edgespec.errors import RuntimeFailure
 from edgespec.runtime.accept import Accepted, accept
-from edgespec.runtime.sampling import greedy
+from edgespec.runtime.sampling.sampling import greedy
 from edgespec.tree import DraftTree
 
 

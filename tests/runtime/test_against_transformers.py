@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.processors import Text
-from edgespec.runtime.sampling import make_sampler, make_shape
+from edgespec.runtime.sampling.processors import Text
+from edgespec.runtime.sampling.sampling import make_sampler, make_shape
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from edgespec.cache import cache_folder, read_json, write_json
-from edgespec.runtime import cost, load
 from edgespec.runtime import engine as engine_module
-from edgespec.runtime.cost import Costs
+from edgespec.runtime import load
+from edgespec.runtime.tuning import cost
+from edgespec.runtime.tuning.cost import Costs
 
 
 def test_what_is_written_is_read(cache: Path) -> None:

@@ -14,8 +14,8 @@ import tokenizers
 
 from edgespec.errors import CapacityError, UsageError
 from edgespec.runtime import Engine, load
-from edgespec.runtime.prefix import Prefix
-from edgespec.runtime.swap import Swap
+from edgespec.runtime.conversations.prefix import Prefix
+from edgespec.runtime.conversations.swap import Swap
 from tests.helpers.bundles import alphabet_table, make_attention_bundle, make_lookup_bundle
 
 OPTIONS: dict[str, Any] = {"drafter": "draft", "draft_length": 3, "max_new_tokens": 12, "ignore_eos": True}

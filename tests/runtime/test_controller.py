@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgespec.runtime.controller import AutoLength, FixedLength
+from edgespec.runtime.tuning.controller import AutoLength, FixedLength
 
 # Milliseconds of a pass of n tokens, from measured ratios: a 4-bit and an 8-bit model on two cores, the latter also in passes of even width
 # only, and a machine with many cores, where further rows are nearly free.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.runtime.cost import LOOK_UP_MS, Costs, RunningCosts
+from edgespec.runtime.tuning.cost import LOOK_UP_MS, Costs, RunningCosts
 
 START = Costs({1: 4.0, 2: 5.0, 4: 6.0, 8: 9.0}, {"draft": 1.0}, True)
 

@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 
 from edgespec.distribution import Distribution
-from edgespec.runtime import sampling
-from edgespec.runtime.controller import FixedLength
 from edgespec.runtime.drafters import Drafter
 from edgespec.runtime.drafters.draft_model import DraftModel
 from edgespec.runtime.drafters.eagle import Eagle, EagleCache
@@ -33,12 +31,14 @@ from edgespec.runtime.drafters.tree import TokenTree, TreeOptions
 from edgespec.runtime.drafters.tree_cache import TreeCache
 from edgespec.runtime.drafters.universal import SharedTokensDraft
 from edgespec.runtime.loop import Target, generate_blocks
+from edgespec.runtime.models.token_map import TokenMap
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.processors import Text
-from edgespec.runtime.sampling import Sampler, draw_several, make_sampler
+from edgespec.runtime.sampling import sampling
+from edgespec.runtime.sampling.processors import Text
+from edgespec.runtime.sampling.sampling import Sampler, draw_several, make_sampler
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.text.translate import SharedIds, Translator
-from edgespec.runtime.token_map import TokenMap
+from edgespec.runtime.tuning.controller import FixedLength
 from edgespec.tree import DraftTree
 from tests.helpers import tables
 

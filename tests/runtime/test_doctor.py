@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgespec.runtime import doctor, self_check
-from edgespec.runtime.self_check import GRAPH, ModelCheck, SelfCheck, check
+from edgespec.runtime.providers import doctor, self_check
+from edgespec.runtime.providers.self_check import GRAPH, ModelCheck, SelfCheck, check
 
 
 def test_the_graph_is_what_its_comment_says() -> None:
@@ -54,7 +54,7 @@ def test_what_was_found_before_a_crash_is_kept(
 ) -> None:
     """A stand-in for the interpreter whose check of the second model ends badly."""
     program = (
-        "import sys; from edgespec.runtime import self_check; tried = []; real = self_check._model\n"
+        "import sys; from edgespec.runtime.providers import self_check; tried = []; real = self_check._model\n"
         "def model(bundle, manifest, name, place):\n"
         f"    if name == 'draft': {ending}\n"
         "    return real(bundle, manifest, name, place)\n"

@@ -10,12 +10,12 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import UsageError
 from edgespec.runtime import drafters
-from edgespec.runtime.controller import FixedLength, Plan
 from edgespec.runtime.drafters import Drafter, Round
 from edgespec.runtime.drafters.draft_model import DraftModel
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.drafters.proposer import Proposer, Source
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.tuning.controller import FixedLength, Plan
 from edgespec.tree import DraftTree
 
 

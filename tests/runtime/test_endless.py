@@ -13,7 +13,7 @@ from edgespec.errors import CapacityError, UsageError
 from edgespec.runtime import Engine, load
 from edgespec.runtime.endless import SINKS, Rolling
 from edgespec.runtime.exactness import Exactness
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from tests.helpers.bundles import make_attention_bundle
 
 CONTEXT = 64

@@ -14,7 +14,7 @@ import pytest
 import edgespec
 from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFailure, UsageError
 from edgespec.runtime import Engine, Stats, drafters, load, verify
-from edgespec.runtime.cost import Costs, RunningCosts
+from edgespec.runtime.tuning.cost import Costs, RunningCosts
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_lookup_bundle
 

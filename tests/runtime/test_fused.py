@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from edgespec.bundle import open_bundle
 from edgespec.errors import BundleError
 from edgespec.runtime import Engine, load
-from edgespec.runtime.cost import Costs, RunningCosts
-from edgespec.runtime.fused import PLAIN, WITH_HEAD, FusedModel, head_inside
-from edgespec.runtime.model import Model
-from edgespec.runtime.session import DEFAULT_PROVIDERS
+from edgespec.runtime.models.fused import PLAIN, WITH_HEAD, FusedModel, head_inside
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.stream import GenerationResult
+from edgespec.runtime.tuning.cost import Costs, RunningCosts
 from tests.export.conftest import export
 from tests.helpers.bundles import CHAT_TEMPLATE, VOCAB
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint, make_tokenizer

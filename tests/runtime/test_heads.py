@@ -21,10 +21,10 @@ from edgespec.runtime.drafters.eagle import EagleCache
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.medusa import Medusa, shape
 from edgespec.runtime.drafters.tree import TreeCosts
-from edgespec.runtime.model import Model
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.session import DEFAULT_PROVIDERS
-from edgespec.runtime.token_map import UNSCORED, TokenMap, read_token_map
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.models.token_map import UNSCORED, TokenMap, read_token_map
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.verify import verify
 from tests.export.conftest import export
 from tests.helpers.bundles import CHAT_TEMPLATE

@@ -10,10 +10,10 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import BundleError, RuntimeFailure, UsageError
 from edgespec.runtime import load
-from edgespec.runtime.kv import kv_choice, with_kv
 from edgespec.runtime.memory.ahead import plan_bundle
-from edgespec.runtime.model import Model
-from edgespec.runtime.rows import cache_bytes
+from edgespec.runtime.models.kv import kv_choice, with_kv
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import cache_bytes
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import needs_quantised_kv
 

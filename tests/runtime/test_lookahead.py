@@ -15,7 +15,7 @@ from edgespec.runtime import Engine, load
 from edgespec.runtime.drafters import Round
 from edgespec.runtime.drafters.lookahead import Lookahead, Pool, Window
 from edgespec.runtime.drafters.payoff import IDLE, Payoff
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import alphabet_table, make_attention_bundle, make_lookup_bundle
 

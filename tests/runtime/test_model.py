@@ -12,7 +12,7 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
 from edgespec.manifest import KvLayer, read_manifest
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import make_attention_bundle
 

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from edgespec.bundle import open_bundle
 from edgespec.errors import RuntimeFailure
 from edgespec.runtime import load
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from edgespec.runtime.ort import LIBRARY_VARIABLE, import_onnxruntime
 from edgespec.runtime.ort.library import open_library
 from edgespec.runtime.ort.table import RELEASE_FUNCTIONS, STATUS_FUNCTIONS
@@ -230,7 +230,7 @@ def test_everything_is_freed(attention_bundle: Path, library: Any, monkeypatch: 
 
         monkeypatch.setitem(functions, name, counted)
     monkeypatch.setenv(LIBRARY_VARIABLE, str(wheel_library()))
-    monkeypatch.setattr("edgespec.runtime.session.import_onnxruntime", lambda: library)
+    monkeypatch.setattr("edgespec.runtime.providers.session.import_onnxruntime", lambda: library)
     passes(attention_bundle)
     options = library.RunOptions()
     del options

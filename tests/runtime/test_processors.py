@@ -9,10 +9,10 @@ import pytest
 
 from edgespec.distribution import Distribution
 from edgespec.errors import RuntimeFailure, UsageError
-from edgespec.runtime import processors
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.processors import Text
-from edgespec.runtime.sampling import draw_several, make_sampler, make_shape, reject_recursively
+from edgespec.runtime.sampling import processors
+from edgespec.runtime.sampling.processors import Text
+from edgespec.runtime.sampling.sampling import draw_several, make_sampler, make_shape, reject_recursively
 from edgespec.tree import DraftTree
 
 SIZES = (5, 259, 20_001)

@@ -14,12 +14,13 @@ import pytest
 
 from edgespec.errors import RuntimeFailure, UsageError
 from edgespec.manifest import read_manifest
-from edgespec.runtime import load, providers
+from edgespec.runtime import load
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placement, Placements
-from edgespec.runtime.profiles import open_model
-from edgespec.runtime.providers import KNOWN, Provider
-from edgespec.runtime.session import CPU, Choice
+from edgespec.runtime.providers import providers
+from edgespec.runtime.providers.placement import Placement, Placements
+from edgespec.runtime.providers.profiles import open_model
+from edgespec.runtime.providers.providers import KNOWN, Provider
+from edgespec.runtime.providers.session import CPU, Choice
 
 IDLE = "AzureExecutionProvider"
 """Is in every wheel of onnxruntime for Linux and takes none of our nodes: the plainest case of a fallback."""

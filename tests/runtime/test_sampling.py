@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.errors import RuntimeFailure
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.sampling import Sampler, make_shape
-from edgespec.runtime.sampling import make_sampler as make_sampler_of
+from edgespec.runtime.sampling.sampling import Sampler, make_shape
+from edgespec.runtime.sampling.sampling import make_sampler as make_sampler_of
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
 

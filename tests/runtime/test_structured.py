@@ -93,7 +93,7 @@ def test_drafts_that_draw_and_greedy_drafts(attention: Engine) -> None:
 def test_a_draft_that_ends_too_early_is_taken_back(attention: Engine) -> None:
     """The parser has then read the end of a text that goes on."""
     from edgespec.runtime.options import GenerationOptions
-    from edgespec.runtime.processors import Text
+    from edgespec.runtime.sampling.processors import Text
 
     regex = GenerationOptions(regex="(ab){1,3}c?")
     for ahead in (b"ab", b"abc", b"ababab", b"abababc"):

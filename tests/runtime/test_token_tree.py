@@ -16,9 +16,9 @@ from edgespec.runtime.drafters.chances import FIRST, Chances, rising
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
 from edgespec.runtime.drafters.tree import TokenTree, TreeCosts, TreeOptions, shape
 from edgespec.runtime.drafters.tree_cache import TreeCache
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.sampling import make_sampler
+from edgespec.runtime.sampling.sampling import make_sampler
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import make_attention_bundle, make_lookup_bundle
 

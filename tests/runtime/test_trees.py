@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from edgespec.bundle import open_bundle
 from edgespec.runtime import Engine, drafters, load
-from edgespec.runtime.controller import FixedLength
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.proposer import Proposer, Source
 from edgespec.runtime.drafters.seeds import begin_with, seed_of
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.tuning.controller import FixedLength
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.trees import tree_around, trees

@@ -14,11 +14,11 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.manifest import KvLayer, Quantisation
 from edgespec.runtime import Engine, load
-from edgespec.runtime.kv import with_kv
 from edgespec.runtime.memory.ahead import plan_bundle
 from edgespec.runtime.memory.measure import usage
-from edgespec.runtime.model import Model
-from edgespec.runtime.rows import HOLD, STEP, cache_bytes, hold_for
+from edgespec.runtime.models.kv import with_kv
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import HOLD, STEP, cache_bytes, hold_for
 from tests.helpers.bundles import attention_graph, make_attention_bundle, write_bundle
 from tests.helpers.onnxruntime import needs_quantised_kv
 
@@ -120,7 +120,7 @@ def engines(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Eng
     """With bounded windows, and with all rows."""
     with load(bundle, threads=1) as bounded:
         assert bounded._model("target").hold == HOLD
-        monkeypatch.setattr("edgespec.runtime.profiles.hold_for", lambda _: None)
+        monkeypatch.setattr("edgespec.runtime.providers.profiles.hold_for", lambda _: None)
         with load(bundle, threads=1) as full:
             assert full._model("target").hold is None
             yield bounded, full

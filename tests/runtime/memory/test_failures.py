@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import OutOfMemory
 from edgespec.runtime import Engine, GenerationResult, load
 from edgespec.runtime.memory.measure import usage
-from edgespec.runtime.model import Model
+from edgespec.runtime.models.model import Model
 from tests.helpers.bundles import make_attention_bundle
 
 PROMPT = [5, 6, 7, 8, 9] * 40
@@ -183,7 +183,7 @@ LIMITED = """
     import numpy.random
     import edgespec
     from edgespec.errors import EdgespecError
-    from edgespec.runtime import models
+    from edgespec.runtime.models import models
     def limit(extra):
         size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize:")) * 1024
         resource.setrlimit(resource.RLIMIT_AS, (size + extra, resource.RLIM_INFINITY))

@@ -4,7 +4,8 @@ Its graphs are those of a :class:`edgespec.manifest.Variant` with ``take`` and `
 that are fast without one; passes with a tree then run in ``tree``, a session of its own that is made when the first one comes. What can
 be done to rows of the cache is done where they are, by two small graphs: ``take`` copies rows out of it, ``put`` writes rows into it.
 
-The verbs are those of :class:`edgespec.runtime.model.Model`. On the CPU's provider the device is main memory, which is how tests run it.
+The verbs are those of :class:`edgespec.runtime.models.model.Model`. On the CPU's provider the device is main memory, which is how
+tests run it.
 
 Letters: S new tokens in a pass, R rows that get logits, C rows of capacity, T valid rows after the pass, V vocabulary, K tokens that the
 graph names for each row with logits, D and H head size and heads of a layer.
@@ -23,18 +24,18 @@ import numpy.typing as npt
 
 from edgespec.errors import UsageError
 from edgespec.manifest import ModelSpec, Variant
-from edgespec.runtime.model import PREFILL_WIDTH, check_contract, contract
+from edgespec.runtime.models.model import PREFILL_WIDTH, check_contract, contract
+from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.placement import Placement
-from edgespec.runtime.providers import provider
-from edgespec.runtime.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
-from edgespec.runtime.session import failure, make_session
+from edgespec.runtime.providers.placement import Placement
+from edgespec.runtime.providers.providers import provider
+from edgespec.runtime.providers.session import failure, make_session
 
 Array = npt.NDArray[Any]
 
 
 class DeviceModel(Rows):
-    """Sessions of ``variant`` over one KV cache. ``spec`` is that of :func:`edgespec.runtime.profiles.profile_spec`."""
+    """Sessions of ``variant`` over one KV cache. ``spec`` is that of :func:`edgespec.runtime.providers.profiles.profile_spec`."""
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class DeviceModel(Rows):
         trunk: int | None = None,
         features: Floats | None = None,
     ) -> Floats:
-        """Score ``tokens`` as :meth:`edgespec.runtime.model.Model.run` does. A draft head, which would take ``features``, has no such
-        profile."""
+        """Score ``tokens`` as :meth:`edgespec.runtime.models.model.Model.run` does. A draft head, which would take ``features``, has
+        no such profile."""
         if features is not None:
             raise ValueError("a model with its cache on a device takes no features")
         count, start = len(tokens), self.length

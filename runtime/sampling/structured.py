@@ -1,6 +1,6 @@
 """Structured output: text that a JSON schema, a regular expression or a grammar allows, through llguidance.
 
-The grammar is an edit (see :mod:`edgespec.runtime.processors`): it leaves a row only the tokens that can come next. Target
+The grammar is an edit (see :mod:`edgespec.runtime.sampling.processors`): it leaves a row only the tokens that can come next. Target
 and draft are asked under the same one, so a draft proposes what is allowed. Its parser follows whatever text it is asked
 about, along a draft, along a branch of a tree and back: it is rolled back to what two texts share.
 
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import BundleError, RuntimeFailure, UsageError
-from edgespec.runtime import processors
 from edgespec.runtime.options import GRAMMARS, GenerationOptions
-from edgespec.runtime.processors import Floats, Text
+from edgespec.runtime.sampling import processors
+from edgespec.runtime.sampling.processors import Floats, Text
 
 if TYPE_CHECKING:
     import llguidance

@@ -14,10 +14,10 @@ from pathlib import Path
 from edgespec.bundle import describe_file, open_bundle
 from edgespec.errors import UsageError
 from edgespec.manifest import MANIFEST_NAME, Compiled, Manifest, ModelSpec, StaticProfile, parse_manifest
-from edgespec.runtime.placement import Placement, Placements
-from edgespec.runtime.providers import NPU
-from edgespec.runtime.session import make_session
-from edgespec.runtime.static_model import SHARE_CONTEXTS
+from edgespec.runtime.models.static_model import SHARE_CONTEXTS
+from edgespec.runtime.providers.placement import Placement, Placements
+from edgespec.runtime.providers.providers import NPU
+from edgespec.runtime.providers.session import make_session
 from edgespec.staging import check_output, staged
 
 

@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from edgespec.errors import CapacityError
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.kv import KV_TYPES, layer_bytes
 from edgespec.runtime.memory.measure import discard
+from edgespec.runtime.models.kv import KV_TYPES, layer_bytes
 
 HOLD = 256  # rows behind a window that stay: more than a round rolls back, and than the self-test, 128 and a few
 STEP = 64  # rows that are let go at once
@@ -93,7 +93,7 @@ class Rows(abc.ABC):
         trunk: int | None = None,
         features: Floats | None = None,
     ) -> Floats:
-        """Score ``tokens``, see :meth:`edgespec.runtime.model.Model.run`."""
+        """Score ``tokens``, see :meth:`edgespec.runtime.models.model.Model.run`."""
 
     def __init__(self, spec: ModelSpec, capacity: int) -> None:
         self.spec = spec
@@ -220,7 +220,7 @@ class Rows(abc.ABC):
             raise CapacityError(f"a pass of {width} tokens does not fit: {self.length} of {self.capacity} cache rows are in use")
 
     def hidden(self, parents: Sequence[int] | Hidden, width: int, trunk: int | None) -> Hidden:
-        """Who sees whom in a pass of ``width`` tokens; arguments as in :meth:`edgespec.runtime.model.Model.run`."""
+        """Who sees whom in a pass of ``width`` tokens; arguments as in :meth:`edgespec.runtime.models.model.Model.run`."""
         if not isinstance(parents, Hidden):
             return self.tree(parents, width, self.length if trunk is None else trunk)
         if parents.mask.shape != (width, self.length + width - parents.trunk):
@@ -230,7 +230,7 @@ class Rows(abc.ABC):
 
     def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
         """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these
-        ``parents`` behind ``trunk`` rows, as in :meth:`edgespec.runtime.model.Model.run`."""
+        ``parents`` behind ``trunk`` rows, as in :meth:`edgespec.runtime.models.model.Model.run`."""
         before = self.length - trunk
         count = before + width
         if not 0 <= before <= len(parents) <= count:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 
-from edgespec.runtime.model import Model
-from edgespec.runtime.prefix import Prefix
-from edgespec.runtime.rows import cache_bytes
+from edgespec.runtime.conversations.prefix import Prefix
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.rows import cache_bytes
 
 
 class Swap:

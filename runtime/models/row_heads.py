@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, RuntimeFailure
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats
-from edgespec.runtime.session import Choice, failure, make_session
+from edgespec.runtime.models.rows import Floats
+from edgespec.runtime.providers.session import Choice, failure, make_session
 
 
 class RowHeads:

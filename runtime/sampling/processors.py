@@ -2,7 +2,7 @@
 
 An **edit** changes a row of logits [V] in place, knowing the text before it; most change a few entries. A **cut** gets the
 weights [k] of the tokens that are left and returns the indices of those it keeps. Both are plain callables, made by the
-functions here and composed by :mod:`edgespec.runtime.sampling`: first the edits, then temperature, then the cuts. The order
+functions here and composed by :mod:`edgespec.runtime.sampling.sampling`: first the edits, then temperature, then the cuts. The order
 is that of transformers: bias, penalties, bans, grammar, temperature, top-k, top-p, min-p, typical-p.
 
 A text is two sequences: ``context``, the committed tokens, which only grows during a generation, and ``ahead``, tokens

@@ -1,6 +1,6 @@
 """Does an execution provider work here? A tiny graph, and the models of a bundle, run on it in a process of their own.
 
-    python -m edgespec.runtime.self_check RESULT PROVIDER [BUNDLE]     writes RESULT, JSON
+    python -m edgespec.runtime.providers.self_check RESULT PROVIDER [BUNDLE]     writes RESULT, JSON
 
 A driver that hangs or crashes then takes nothing else along. Where no process can be started, as in an app, the check runs in this one.
 """
@@ -24,12 +24,12 @@ import numpy as np
 from edgespec.bundle import open_bundle
 from edgespec.errors import EdgespecError, RuntimeFailure
 from edgespec.manifest import Manifest
-from edgespec.runtime.assignment import assignment, describe
-from edgespec.runtime.model import Model
-from edgespec.runtime.placement import Placement, Placements
-from edgespec.runtime.profiles import open_model, with_profiles
-from edgespec.runtime.providers import DYNAMIC, choose
-from edgespec.runtime.session import CPU, make_session
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.providers.assignment import assignment, describe
+from edgespec.runtime.providers.placement import Placement, Placements
+from edgespec.runtime.providers.profiles import open_model, with_profiles
+from edgespec.runtime.providers.providers import DYNAMIC, choose
+from edgespec.runtime.providers.session import CPU, make_session
 
 LIMIT_S = 10.0
 PENDING = "pending"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from edgespec.errors import NO_MEMORY, BundleError, CapacityError, OutOfMemory, RuntimeFailure
 from edgespec.manifest import Manifest
-from edgespec.runtime.fused import FirstSteps, FusedModel, head_inside, target_graph
 from edgespec.runtime.memory.pack_cache import forget_packs, zeroed_blocks
 from edgespec.runtime.memory.plan import Settings, rows_of
-from edgespec.runtime.model import Model
-from edgespec.runtime.placement import Placements
-from edgespec.runtime.profiles import open_model
-from edgespec.runtime.row_heads import RowHeads
+from edgespec.runtime.models.fused import FirstSteps, FusedModel, head_inside, target_graph
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.providers.placement import Placements
+from edgespec.runtime.providers.profiles import open_model
 
 log = logging.getLogger(__name__)
 

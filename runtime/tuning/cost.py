@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edgespec.runtime.fused import FusedModel
-from edgespec.runtime.model import Model
-from edgespec.runtime.row_heads import RowHeads
-from edgespec.runtime.rows import Floats
+from edgespec.runtime.models.fused import FusedModel
+from edgespec.runtime.models.model import Model
+from edgespec.runtime.models.row_heads import RowHeads
+from edgespec.runtime.models.rows import Floats
 
 LOOK_UP_MS = 0.01  # a token drafted without a model, until it is known better
 LENGTH = 128  # valid cache rows during the measurement

@@ -1,7 +1,7 @@
 """A model as graphs of fixed shapes, one for each width of a pass: what compilers for NPUs take.
 
 Such a graph has the cache of C rows as an input and gives only the new rows, which are copied into it here. A row that is not
-kept was never anywhere else, so rollback is only a number as it is with :class:`edgespec.runtime.model.Model`, and the verbs
+kept was never anywhere else, so rollback is only a number as it is with :class:`edgespec.runtime.models.model.Model`, and the verbs
 are the same. Which rows of the cache are valid, and who sees whom among the new ones, is all in one mask.
 
 Letters: S new tokens of a graph, R rows of it that get logits, C rows of cache, V vocabulary, F width of the hidden states.
@@ -19,16 +19,16 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
-from edgespec.runtime.placement import Placement
-from edgespec.runtime.providers import is_emulated, provider
-from edgespec.runtime.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
-from edgespec.runtime.session import failure, in_main_memory, make_session
+from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
+from edgespec.runtime.providers.placement import Placement
+from edgespec.runtime.providers.providers import is_emulated, provider
+from edgespec.runtime.providers.session import failure, in_main_memory, make_session
 
 SHARE_CONTEXTS = "ep.share_ep_contexts"
 
 
 class StaticModel(Rows):
-    """Sessions of the graphs of ``profile``, over one KV cache. ``spec`` is that of :func:`edgespec.runtime.profiles.static_spec`."""
+    """Sessions of the graphs of ``profile``, over one KV cache. ``spec`` is what :mod:`edgespec.runtime.providers.profiles` makes of it."""
 
     def __init__(self, folder: Path, spec: ModelSpec, profile: StaticProfile, place: Placement, *, alone: bool = True) -> None:
         super().__init__(spec, profile.capacity)
@@ -50,7 +50,7 @@ class StaticModel(Rows):
         trunk: int | None = None,
         features: Floats | None = None,
     ) -> Floats:
-        """Score ``tokens`` as :meth:`edgespec.runtime.model.Model.run` does, in the narrowest graph that has room for them.
+        """Score ``tokens`` as :meth:`edgespec.runtime.models.model.Model.run` does, in the narrowest graph that has room for them.
 
         A chain for which no graph has room, in tokens or in logits, is scored in several passes. A draft head, which would take
         ``features``, has no graphs of fixed shapes.

@@ -3,7 +3,7 @@
 The cache is one zeroed block of memory that the graph reads and writes in place (the past and present of a layer are
 the same rows). Where the graph gives the hidden states that a draft head reads, each valid row has its own beside it
 (``features``). ``run`` scores new tokens on top of the valid rows, and they are then valid too; what else can be done to
-rows is in :mod:`edgespec.runtime.rows`.
+rows is in :mod:`edgespec.runtime.models.rows`.
 
 Letters: S new tokens in a pass, P rows of attention (S, or 2 where a pass of one token must have the bits of wider ones),
 R rows that get logits, C rows of capacity, T rows after the pass, V vocabulary, F width of the hidden states.
@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.kv import KV_TYPES
-from edgespec.runtime.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
-from edgespec.runtime.session import Choice, failure, in_main_memory, make_session
+from edgespec.runtime.models.kv import KV_TYPES
+from edgespec.runtime.models.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
+from edgespec.runtime.providers.session import Choice, failure, in_main_memory, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
 Values = dict[str, tuple[str, list[int | None]]]

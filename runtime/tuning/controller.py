@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from edgespec.runtime.acceptance import HINT, Acceptance
+from edgespec.runtime.tuning.acceptance import HINT, Acceptance
 
 LEAST_GAIN = 1.02  # over plain decoding; less is within the noise of a shared machine
 IDLE = 0.98  # weight of what is known after a round in which nothing was learnt

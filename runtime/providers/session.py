@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import OutOfMemory, RuntimeFailure
-from edgespec.runtime.assignment import RECORD_ASSIGNMENT, check_assignment
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.ort.api import InferenceSession
+from edgespec.runtime.providers.assignment import RECORD_ASSIGNMENT, check_assignment
 
 # How ONNX Runtime, the C++ library and the system say that there is none; a thread's stack is memory, too.
 NO_MEMORY_MARKS = (

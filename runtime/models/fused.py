@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import Manifest, ModelSpec
-from edgespec.runtime.kv import KV_TYPES
-from edgespec.runtime.model import Model, Values, contract
-from edgespec.runtime.rows import Floats, Hidden
+from edgespec.runtime.models.kv import KV_TYPES
+from edgespec.runtime.models.model import Model, Values, contract
+from edgespec.runtime.models.rows import Floats, Hidden
 
 NEXT = "next_ids"
 PREFIX = "head."
@@ -95,7 +95,7 @@ class FusedModel(Model):
 
     Args:
         head: the head's entry in the manifest.
-        others: arguments of :class:`edgespec.runtime.model.Model`.
+        others: arguments of :class:`edgespec.runtime.models.model.Model`.
     """
 
     def __init__(self, graph: Path, spec: ModelSpec, head: ModelSpec, **others: Any) -> None:

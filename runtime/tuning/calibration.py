@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from edgespec.cache import read_json, remove, write_json
-from edgespec.runtime.acceptance import Acceptance
-from edgespec.runtime.cost import Costs
 from edgespec.runtime.exactness import Exactness
+from edgespec.runtime.tuning.acceptance import Acceptance
+from edgespec.runtime.tuning.cost import Costs
 
 FORMAT = 3
 T = TypeVar("T", Exactness, Costs)

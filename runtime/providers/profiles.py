@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from edgespec.errors import BundleError
 from edgespec.manifest import Manifest, ModelSpec
-from edgespec.runtime.device_model import DeviceModel
-from edgespec.runtime.fused import FusedModel
-from edgespec.runtime.model import PREFILL_WIDTH, Model
-from edgespec.runtime.placement import Placement
-from edgespec.runtime.providers import DYNAMIC, provider
-from edgespec.runtime.rows import hold_for
-from edgespec.runtime.session import in_main_memory
-from edgespec.runtime.static_model import StaticModel
+from edgespec.runtime.models.device_model import DeviceModel
+from edgespec.runtime.models.fused import FusedModel
+from edgespec.runtime.models.model import PREFILL_WIDTH, Model
+from edgespec.runtime.models.rows import hold_for
+from edgespec.runtime.models.static_model import StaticModel
+from edgespec.runtime.providers.placement import Placement
+from edgespec.runtime.providers.providers import DYNAMIC, provider
+from edgespec.runtime.providers.session import in_main_memory
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.rows import Floats
+from edgespec.runtime.models.rows import Floats
 
 UNSCORED = np.float32(-1e9)
 """Score of a token that the draft does not know: a finite one, whose probability is exactly 0 beside any that it knows."""

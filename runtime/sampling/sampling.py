@@ -28,9 +28,9 @@ import numpy as np
 
 from edgespec.distribution import Distribution
 from edgespec.errors import RuntimeFailure, UsageError
-from edgespec.runtime import processors
 from edgespec.runtime.options import GenerationOptions
-from edgespec.runtime.processors import Cut, Edit, Floats, Ids, Text, Weights
+from edgespec.runtime.sampling import processors
+from edgespec.runtime.sampling.processors import Cut, Edit, Floats, Ids, Text, Weights
 
 Candidate = tuple[int, Distribution | None]
 """A drafted token and the distribution it was drawn from, None if it was chosen."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.session import Choice, first_line
+from edgespec.runtime.providers.session import Choice, first_line
 
 DYNAMIC = "cpu"  # the profile that every bundle has: one graph for passes of any width
 NPU = "npu"  # the one of fixed shapes
