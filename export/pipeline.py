@@ -36,11 +36,11 @@ from edgespec.export.measure import measure_target
 from edgespec.export.passes import Pipeline, Style, pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
 from edgespec.export.quantise.choice import Choice, calibration_ids, choose
-from edgespec.export.recipe import get_recipe
+from edgespec.export.recipe import Recipe, get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.standins import dense_experts
 from edgespec.export.static_profile import static_sizes, write_graphs
-from edgespec.export.stored import StoredWeights
+from edgespec.export.stored import Place, StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
 from edgespec.export.trace.exporting import Traced, trace
@@ -192,29 +192,27 @@ def _write_model(
     if kind not in decoder.choices:
         decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), _tokenizer_of(decoder, prepared), name)
     choice = decoder.choices[kind]
-    model = decoder.traced.model.clone()
     taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
+    styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
+
+    def write(passes: Pipeline, file: str) -> dict[Recipe, Place]:
+        model = decoder.traced.model.clone()
+        passes(model)
+        count, title = count_recipes(model.graph), f"{name}: weights"
+        with tqdm(total=count, desc=title, unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
+            places = weights.fill(model.graph, decoder.checkpoint, lambda done: bar.update(done) and None, choice.ready, choice.method)
+        weights.flush()
+        ir.save(model, folder / file)
+        return places
+
     # What a draft computes only has to be likely, so only the target's arithmetic must not depend on the width of a pass.
     style = Style(padded=name == "target")
-    pipeline(choice.plan, layers, prepared.capacity, taps, style)(model)
-    with tqdm(total=count_recipes(model.graph), desc=f"{name}: weights", unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
-        places = weights.fill(model.graph, decoder.checkpoint, lambda count: bar.update(count) and None, choice.ready, choice.method)
-    weights.flush()
-    ir.save(model, folder / f"{name}.onnx")
-
-    def write(passes: Pipeline, file: str) -> None:
-        other = decoder.traced.model.clone()
-        passes(other)
-        weights.fill(other.graph, decoder.checkpoint, None, choice.ready, choice.method)
-        weights.flush()
-        ir.save(other, folder / file)
-
+    places = write(styled(style), f"{name}.onnx")
     profiles = None
     if NPU in config.profiles:
         sizes = static_sizes(config.npu_widths, prepared.capacity)
         pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in sizes}
         profiles = {NPU: write_graphs(name, pipelines, write)}
-    styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
     vocabulary = min(len(_tokenizer_of(decoder, prepared)), decoder.traced.vocab_size)
     wanted = [profile for profile in variants.STYLES if profile in config.profiles]
     others = {profile: variants.write_variant(name, profile, vocabulary, styled, folder, write) for profile in wanted}

@@ -12,7 +12,7 @@ from edgespec.export.passes.static_attention import check_attention
 from edgespec.manifest import StaticGraph, StaticProfile
 from edgespec.runtime.providers.providers import NPU
 
-WriteGraph = Callable[[Pipeline, str], None]
+WriteGraph = Callable[[Pipeline, str], object]
 """Rewrites a copy of the traced graph by these passes and saves it, with its weights, under this name."""
 
 

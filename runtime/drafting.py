@@ -211,9 +211,15 @@ class Drafting:
             pass_ms, draft_ms = functools.partial(self._pass_ms, widths), functools.partial(costs.of_draft, drafter)
             most = widths.widths[-1] - 1
             known = self._known_acceptance[drafter].hint(most) if drafter in self._known_acceptance else None
-            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, most, known)
+            acceptance = known or Acceptance(most, self._usual_acceptance(drafter))
+            own[key] = last.for_another_text() if last else AutoLength(pass_ms, draft_ms, most, acceptance)
         self._last_policies[key] = own[key]
         return own[key]
+
+    def _usual_acceptance(self, drafter: str) -> float | None:
+        """How often the first token of a draft head was right when it was exported; None of other drafters."""
+        shares = [self._manifest.models[name].accuracy for name in drafters.models_of(drafter, self._manifest)]
+        return next((heads[0][0] for heads in shares if heads), None)
 
     def _pass_cost(self, widths: WidthRule) -> Callable[[int], float]:
         """Cost of a pass by its tokens, measured now if it has not been: in the middle of a generation it cannot be."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files import advice, whole
 
 if TYPE_CHECKING:
     from edgespec.bench.tune import Tuning
@@ -123,7 +124,17 @@ def write_tuning_chart(path: Path, tuning: Tuning) -> None:
     speed.set_ylabel("expected, times plain decoding")
     speed.set_ylim(bottom=0)
     legend(speed)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, whole or not at all, in the format that its name says.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     try:
-        figure.savefig(path, dpi=144)
+        with whole(path) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=144)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+        raise UsageError(f"{path}: cannot be written: {error.strerror}{advice(error)}") from error

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
     from edgespec.export.distill import DistillConfig, DistillReport
 
 PATH = click.Path(path_type=Path)
-OPENMP = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "LOCAL_WORLD_SIZE"}
-"""Who has set one of these knows better where threads run."""
 
 
 @click.command(short_help="Make a draft for a target, without data.")
@@ -87,7 +82,6 @@ def distill(as_json: bool, **options: Any) -> None:
     TARGET is a model id on the Hugging Face Hub, a local checkpoint folder, or a .gguf file. The draft goes into
     `edgespec export --eagle`, `--medusa` or `--draft`. Several processes or GPUs: start this with `accelerate launch`.
     """
-    keep_threads_apart(os.environ)
     need_export_extras()
     from edgespec.export.distill import DistillConfig
     from edgespec.export.distill import distill as make
@@ -103,16 +97,6 @@ def distill(as_json: bool, **options: Any) -> None:
             click.echo(facts(report_facts(config, report)), err=True)
     if config.evaluate:
         show_evaluation(config, as_json)
-
-
-def keep_threads_apart(environment: MutableMapping[str, str]) -> None:
-    """Have OpenMP keep each of torch's threads on a core of its own; it reads ``environment`` when torch is loaded.
-
-    On two cores of a virtual machine both threads were seen on one of them for 8 ms at a time, which doubled the time of a step
-    (docs/log.md). Several processes on one machine would all choose the same cores, so they are left alone, as is what a user has set.
-    """
-    if sys.platform == "linux" and not OPENMP & set(environment):
-        environment["OMP_PROC_BIND"] = "true"
 
 
 def show_evaluation(config: DistillConfig, as_json: bool) -> None:

@@ -44,9 +44,13 @@ def tracing(path: Path | None) -> Iterator[MemoryTrace | None]:
 
 
 def draw(path: Path, trace: MemoryTrace, plan: Plan) -> None:
-    """Write the picture. matplotlib is imported only now: it would be in it otherwise."""
-    from edgespec.bench.charts import as_svg, draw_memory, new_axes
+    """Write the picture. matplotlib is imported only now: it would be in it otherwise.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from edgespec.bench.charts import draw_memory, new_axes, save
 
     figure, axes = new_axes()
     draw_memory(axes, trace, plan)
-    path.write_text(as_svg(figure), encoding="utf-8")
+    save(figure, path)

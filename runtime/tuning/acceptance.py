@@ -3,7 +3,8 @@
 Acceptance is not the same everywhere: a draft head is worse at its third token than at its first, and a look-up that got its first
 token right mostly gets the next ones right. Each position has its own estimate, given that all before it were accepted. Those behind
 the first lean on what they have in common, and all of them at the start, or when there was no trial for long, on an optimistic guess, so
-that a drafter gets its chance and is soon outvoted.
+that a drafter gets its chance and is soon outvoted. Of a draft head the export has measured how often it is right on the whole, so the
+guess need not be far above that.
 
 The draft's own probability of its token says more than the position does. It is only a hint, since drafts are too sure of
 themselves or not sure enough, so what it is worth is learnt too.
@@ -20,6 +21,7 @@ HINT = 0.3  # weight of what was learnt on another text
 STALE = 0.99  # and after a round in which there was no trial
 OPTIMISM, OPTIMISM_WEIGHT = 0.95, 2.0  # assumed of a drafter that is not known, with the weight of so many trials
 LEAN = 12.0  # trials as which those of the other positions count
+HOPE = 0.2  # by which a text may be easier than texts on the whole
 TRUST = 5.0  # and as which a draft's own confidence does
 CONFIDENCES = 10  # classes of the draft's confidence
 
@@ -47,9 +49,10 @@ class Share:
 
 
 class Acceptance:
-    """Of one drafter, for positions 1 to ``most``."""
+    """Of one drafter, for positions 1 to ``most``. ``usual`` is how often its tokens are right on the whole, where that is known."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, usual: float | None = None) -> None:
+        self._guess = OPTIMISM if usual is None else min(usual + HOPE, OPTIMISM)
         self._all, self._behind = Share(), Share()
         self._accepted = [Share() for _ in range(most)]
         self._offered = [Share() for _ in range(most)]
@@ -59,7 +62,12 @@ class Acceptance:
     @property
     def overall(self) -> float:
         """Probability that a drafted token is accepted, whatever its position."""
-        return self._all.estimate(OPTIMISM, OPTIMISM_WEIGHT)
+        return self._all.estimate(self._guess, OPTIMISM_WEIGHT)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is more than a guess."""
+        return self.tried or self._guess < OPTIMISM
 
     @property
     def tried(self) -> bool:
@@ -68,8 +76,8 @@ class Acceptance:
 
     def by_position(self) -> list[float]:
         """Probability that the token at each position is accepted, given that those before it were; [most]."""
-        behind = self._behind.estimate(OPTIMISM, OPTIMISM_WEIGHT)
-        first = [share.estimate(OPTIMISM, OPTIMISM_WEIGHT) for share in self._accepted[:1]]
+        behind = self._behind.estimate(self._guess, OPTIMISM_WEIGHT)
+        first = [share.estimate(self._guess, OPTIMISM_WEIGHT) for share in self._accepted[:1]]
         return [*first, *(share.estimate(behind, LEAN) for share in self._accepted[1:])]
 
     def offers(self) -> list[float]:
@@ -130,6 +138,7 @@ class Acceptance:
     def hint(self, most: int) -> Acceptance:
         """What this says of another text, for ``most`` positions."""
         found = Acceptance(most)
+        found._guess = self._guess
         for name, shares in found._parts().items():
             for share, known in zip(shares, self._parts()[name], strict=False):
                 share.hits, share.trials = HINT * known.hits, HINT * known.trials

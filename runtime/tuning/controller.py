@@ -121,7 +121,7 @@ class AutoLength:
     def off(self) -> str | None:
         if not self._off:
             return None
-        if not self.acceptance.tried:
+        if not self.acceptance.known:
             return f"its steps cost too much here for a gain of {LEAST_GAIN - 1:.0%} over plain decoding, even if all were accepted"
         return f"at an acceptance of {self.acceptance.overall:.0%} no draft length gains {LEAST_GAIN - 1:.0%} over plain decoding"
 

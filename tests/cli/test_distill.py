@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -20,17 +19,6 @@ def test_layers_are_read() -> None:
         assert context.params["texts"] == (Path("a"), Path("b"))
     with pytest.raises(click.BadParameter, match="list of layers"):
         command.distill.make_context("distill", ["model", "-o", "out", "--taps", "2;15"])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are kept on cores on Linux alone")
-def test_threads_are_kept_apart_unless_the_user_or_several_processes_say_otherwise() -> None:
-    alone: dict[str, str] = {}
-    command.keep_threads_apart(alone)
-    assert alone == {"OMP_PROC_BIND": "true"}
-    for known in ({"OMP_PROC_BIND": "false"}, {"LOCAL_WORLD_SIZE": "2"}):
-        environment = dict(known)
-        command.keep_threads_apart(environment)
-        assert environment == known
 
 
 def test_defaults_are_those_of_the_configuration() -> None:

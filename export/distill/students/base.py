@@ -16,7 +16,7 @@ from edgespec.export.distill.config import DistillConfig
 from edgespec.export.heads.base import TargetShape
 
 DECAY = 0.8  # weight of a step's loss over the one before: later ones are asked for less often
-CHUNK = 512  # rows whose scores over the vocabulary are in memory at a time
+CHUNK = 1024  # rows whose scores over the vocabulary are in memory at a time
 SPREAD = 0.02  # of random weights
 
 
@@ -70,6 +70,7 @@ class Student(nn.Module, abc.ABC):
             counts: float [K], rows with labels in each step of the whole batch, of which this may be a part.
         """
         weights = torch.tensor([DECAY**step for step in range(self.trained_steps or self.steps)])
+        head = self._head()
         loss = batch.p.new_zeros(())
         for step, hidden in enumerate(self.hidden(batch.tokens, batch.features)[: len(weights)]):
             labels, p = self._labels(batch, step)
@@ -77,7 +78,7 @@ class Student(nn.Module, abc.ABC):
             share = weights[step] / weights.sum() / counts[step].clamp(min=1)
             pieces = (torch.split(values[rows], CHUNK) for values in (hidden, labels, p))
             for chosen, ids, wanted in zip(*pieces, strict=True):
-                log_q = (chosen @ self.head.T).log_softmax(-1).gather(-1, ids.clamp(min=0))
+                log_q = (chosen @ head).log_softmax(-1).gather(-1, ids.clamp(min=0))
                 loss = loss - share * (wanted * log_q).sum()
         return loss
 
@@ -89,12 +90,18 @@ class Student(nn.Module, abc.ABC):
     def right(self, batch: Batch) -> torch.Tensor:
         """Whether the draft's guess is the target's likeliest token, bool [K, B, A]; false where there is no label."""
         found = torch.zeros(self.steps, *batch.features.shape[:2], dtype=torch.bool, device=batch.features.device)
+        head = self._head()
         for step, hidden in enumerate(self.hidden(batch.tokens, batch.features)):
             labels, _ = self._labels(batch, step)
             rows = self._shifted(batch.labelled, step) & (labels[..., 0] >= 0)
-            guesses = [(part @ self.head.T).argmax(-1) for part in torch.split(hidden[rows], CHUNK)]
+            guesses = [(part @ head).argmax(-1) for part in torch.split(hidden[rows], CHUNK)]
             found[step][rows] = torch.cat([*guesses, labels.new_zeros(0)]) == labels[rows][:, 0]
         return found
+
+    def _head(self) -> torch.Tensor:
+        """The last matrix [H, Vd] in the numbers that products are computed in: converted once, and not for every chunk of rows."""
+        kind = self.head.device.type
+        return self.head.T.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else self.head.T
 
     def _labels(self, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._shifted(batch.labels, step), self._shifted(batch.p, step)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from safetensors.torch import save
 from torch import nn
-from torch.nn import functional
 from transformers import AttentionInterface
 
 from edgespec.errors import UsageError
@@ -61,15 +60,13 @@ class EagleStudent(Student):
 
     def hidden(self, tokens: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
         rows, size = features.shape[1], self.module.hidden_size
-        causal = torch.full((rows, rows), HIDDEN, device=features.device).triu(1)
-        own_chain = torch.full((rows, rows), HIDDEN, device=features.device).fill_diagonal_(0.0)
+        causal = torch.full((rows, rows), HIDDEN, device=features.device).triu(1)[None, None]
         positions = torch.arange(rows, device=features.device)[None]
         given, own = features, features[:, :0, :size]
         found = []
         self._attention.earlier = []
         for step in range(self.steps):
-            mask = torch.cat([causal, *[own_chain] * step], 1)[None, None]
-            output = self.module(tokens[:, 1 + step : 1 + step + rows], positions + step, [given, own], attention_mask=mask)
+            output = self.module(tokens[:, 1 + step : 1 + step + rows], positions + step, [given, own], attention_mask=causal)
             found.append(output.logits)
             given, own = features[:, :0], output.last_hidden_state
         self._attention.earlier = []
@@ -166,11 +163,19 @@ def decoder_settings(shape: TargetShape, config: DistillConfig) -> dict[str, Any
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float, **_: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention over this step's rows and those of the steps before it, which it keeps."""
+    """Attention of [B, H, A, D] over the rows of step 0 that ``mask`` [1, 1, A, A] shows, and over its own row of each later step, which
+    is one score and not a matrix of them. Keys and values of the steps so far stay in ``module.earlier``."""
     groups = query.shape[1] // key.shape[1]
     module.earlier.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
-    keys, values = (torch.cat(parts, 2) for parts in zip(*module.earlier, strict=True))
-    found = functional.scaled_dot_product_attention(query, keys, values, mask.to(query.dtype), scale=scaling)
+    (keys, values), *later = module.earlier
+    query = query * scaling
+    scores = query @ keys.transpose(2, 3) + mask
+    own = [(query * keys).sum(-1, keepdim=True) for keys, _ in later]
+    p = torch.cat([scores, *own], -1).softmax(-1, torch.float32).to(query.dtype)
+    found = p[..., : keys.shape[2]] @ values
+    for step, (_, values) in enumerate(later):
+        place = mask.shape[-1] + step
+        found = found + p[..., place : place + 1] * values
     return found.transpose(1, 2).contiguous(), None
 
 
