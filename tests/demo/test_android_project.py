@@ -139,22 +139,38 @@ def test_java_and_python_call_each_other_by_names_that_are_there() -> None:
     assert "window.receive = receive" in page
 
 
+FRAMEWORK = Path("/usr/share/android-framework-res/framework-res.apk")
+
+
 @pytest.mark.slow
-def test_resources_and_manifest_link(tmp_path: Path) -> None:
+def test_resources_and_manifest_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With aapt2 against Android's own resources (Debian: aapt, android-framework-res)."""
-    framework = Path("/usr/share/android-framework-res/framework-res.apk")
-    if shutil.which("aapt2") is None or not framework.exists():
+    if shutil.which("aapt2") is None or not FRAMEWORK.exists():
         pytest.skip("needs aapt2 and android-framework-res")
-    # Gradle takes the package's name from its own file and adds it.
-    text = (MAIN / "AndroidManifest.xml").read_text(encoding="utf-8").replace("<manifest ", '<manifest package="org.edgespec.demo" ')
-    (tmp_path / "AndroidManifest.xml").write_text(text, encoding="utf-8")
-    compiled, apk = str(tmp_path / "res.zip"), str(tmp_path / "base.apk")
-    subprocess.run(["aapt2", "compile", "--dir", str(MAIN / "res"), "-o", compiled], check=True)
-    link = ["aapt2", "link", "-I", str(framework), "--manifest", str(tmp_path / "AndroidManifest.xml"), "-o", apk]
-    subprocess.run([*link, "--min-sdk-version", "24", "--target-sdk-version", "36", compiled], check=True)
+    monkeypatch.syspath_prepend(PROJECT / "checks")
+    import assemble_apk
+
+    apk = assemble_apk.link(FRAMEWORK, tmp_path)
     shown = subprocess.run(["aapt2", "dump", "badging", apk], check=True, capture_output=True, text=True).stdout
     assert "launchable-activity: name='org.edgespec.demo.MainActivity'" in shown
     assert "uses-permission" not in shown
+
+
+@pytest.mark.slow
+def test_a_package_is_assembled_and_signed(tmp_path: Path) -> None:
+    """EDGESPEC_ANDROID_DX names the jar of dalvik-exchange; Debian's tools do the rest."""
+    stubs, dx = os.environ.get("EDGESPEC_ANDROID_STUBS"), os.environ.get("EDGESPEC_ANDROID_DX")
+    if not stubs or not dx or not FRAMEWORK.exists() or not all(map(shutil.which, ("aapt2", "javac", "zipalign", "apksigner"))):
+        pytest.skip("needs chaquopy-stubs-android, dalvik-exchange, android-framework-res, aapt2, javac, zipalign and apksigner")
+    check = [sys.executable, str(PROJECT / "checks" / "assemble_apk.py"), stubs, dx, str(FRAMEWORK), str(tmp_path)]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with zipfile.ZipFile(tmp_path / "edgespec-demo.apk") as package:
+        names = set(package.namelist())
+        code = package.read("classes.dex")
+    assert {"AndroidManifest.xml", "resources.arsc", "classes.dex", "assets/page.html"} <= names
+    assert b"Lorg/edgespec/demo/MainActivity;" in code
+    assert b"Lcom/chaquo/python/Python;" in code, "referred to, and brought by Chaquopy"
 
 
 @pytest.mark.slow
