@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -30,7 +30,7 @@ from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.fuse import with_first_step
 from edgespec.export.heads.fused_proof import prove_fused
-from edgespec.export.heads.proof import Sample, write_samples
+from edgespec.export.heads.proof import SAMPLES, Sample, share_right, write_samples
 from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
 from edgespec.export.passes import Pipeline, Style, pipeline, static_pipeline
@@ -172,12 +172,11 @@ def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int
         models[name] = use_first(folder, _prove(name, folder, models[name], stored[name], decoder, config, sequences), config.kv)
     for head in prepared.heads:
         models[head.kind] = with_first_step(folder, models["target"], models[head.kind])
-    sequences = [prepared.tokenizer.encode(text) for text in HELD]
-    _prove_heads(folder, models, prepared, sequences, tokenizer.vocab_size)
+    _try_drafts(folder, models, prepared, drafts, tokenizer.vocab_size)
     models["target"], exactness = _measure(folder, models["target"], prepared, tokenizer.vocab_size)
     if config.ort_format:
         with _step("converting to ONNX Runtime's format", config.quiet):
-            models = ort_format.convert(folder, models, sequences[0])
+            models = ort_format.convert(folder, models, prepared.tokenizer.encode(HELD[0]))
     files = tuple(describe_file(path) for path in sorted(folder.iterdir()))
     manifest = Manifest(FORMAT_VERSION, f"edgespec {__version__}", models, tokenizer, tuple(drafters), files, exactness)
     return parse_manifest(manifest.to_json(), where=MANIFEST_NAME)
@@ -278,17 +277,25 @@ def _write_head(head: Head, folder: Path, weights: WeightFile, prepared: Prepare
         return head.write(Workplace(folder, weights, config, target, plan, vocabulary))
 
 
-def _prove_heads(folder: Path, models: dict[str, ModelSpec], prepared: Prepared, texts: list[list[int]], vocabulary: int) -> None:
-    """Compare heads with their originals on hidden states that the exported target gives, and on text that it writes."""
-    if not prepared.heads:
+def _try_drafts(
+    folder: Path, models: dict[str, ModelSpec], prepared: Prepared, drafts: Mapping[str, tuple[Decoder, int | None]], vocabulary: int
+) -> None:
+    """See how often drafts are right on text that the exported target writes, and compare heads with their originals on the hidden states
+    that it gives there."""
+    own = [name for name, (decoder, _) in drafts.items() if decoder.vocabulary is None]
+    if not prepared.heads and not own:
         return
     target = models["target"]
-    with _step("heads: comparing with the originals", prepared.config.quiet):
-        samples = write_samples(folder / target.graph, target, texts[:3], min(vocabulary, target.vocab_size))
+    with _step("drafts: trying them on the target's text", prepared.config.quiet):
+        texts = [prepared.tokenizer.encode(text) for text in HELD[:SAMPLES]]
+        samples = write_samples(folder / target.graph, target, texts, min(vocabulary, target.vocab_size))
+        for name in own:
+            share = share_right(folder / models[name].graph, models[name], samples)
+            models[name] = dataclasses.replace(models[name], accuracy=((share,),))
         for head in prepared.heads:
             chosen = columns(target, head.taps)
-            own = [Sample(sample.tokens, sample.features[:, chosen], sample.written) for sample in samples]
-            models[head.kind] = head.prove(folder, models[head.kind], own, prepared.config)
+            read = [Sample(sample.tokens, sample.features[:, chosen], sample.written) for sample in samples]
+            models[head.kind] = head.prove(folder, models[head.kind], read, prepared.config)
             if models[head.kind].fused is not None:
                 prove_fused(folder, target, models[head.kind], samples[0].tokens)
 

@@ -217,7 +217,7 @@ class Drafting:
         return own[key]
 
     def _usual_acceptance(self, drafter: str) -> float | None:
-        """How often the first token of a draft head was right when it was exported; None of other drafters."""
+        """How often the first token of a draft was right when the bundle was exported, where that was tried."""
         shares = [self._manifest.models[name].accuracy for name in drafters.models_of(drafter, self._manifest)]
         return next((heads[0][0] for heads in shares if heads), None)
 

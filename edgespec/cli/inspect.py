@@ -86,7 +86,7 @@ def head_facts(model: ModelSpec) -> list[tuple[str, str]]:
         pairs.append(("scores", f"{model.vocab_size} of the target's tokens"))
     if model.accuracy:
         shares = ", ".join(f"{ranks[0]:.0%}" for ranks in model.accuracy)
-        pairs.append(("first token right", f"{shares} (of each head in turn, on text that the target wrote)"))
+        pairs.append(("first token right", f"{shares} (on text that the target wrote)"))
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Text and hidden states to compare heads on, and when a head is no longer what it was."""
+"""Text and hidden states to try drafts on, and when a head is no longer what it was."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edgespec.manifest import ModelSpec
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
 
+SAMPLES = 3
 PROMPT, WRITTEN = 24, 40  # tokens of a sample that are held text, and tokens that the target adds
 # Share of rows in which the exported head must still hold the same token likeliest. A transposed or missing tensor leaves next to none.
 LEAST_SAME = {None: 0.98, 8: 0.9, 4: 0.5}
@@ -48,6 +49,19 @@ def write_samples(graph: Path, spec: ModelSpec, texts: list[list[int]], vocabula
             logits = model.run(tokens[-1:], [0])
         found.append(Sample(tokens, model.features.copy(), given))
     return found
+
+
+def share_right(graph: Path, spec: ModelSpec, samples: list[Sample]) -> float:
+    """How often a draft model of the target's own tokens finds most likely what the target wrote."""
+    capacity = max(len(sample.tokens) for sample in samples)
+    model = Model(graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
+    hits, cases = 0, 0
+    for sample in samples:
+        model.keep(0)
+        guesses = model.run(sample.tokens, range(sample.written - 1, len(sample.tokens) - 1)).argmax(-1)
+        hits += int((guesses == sample.tokens[sample.written :]).sum())
+        cases += len(guesses)
+    return round(hits / max(cases, 1), 4)
 
 
 def require_same_tokens(name: str, found: np.ndarray, wanted: np.ndarray, scheme: Scheme | None) -> None:

@@ -59,6 +59,16 @@ def test_fidelity_is_recorded_for_both_models(pair: ExportReport) -> None:
         assert 0 < model.fidelity.relative_rms < parity.DIVERGENCE["int8"].relative_rms
 
 
+def test_how_often_a_draft_is_right_is_recorded(talking: Path, tmp_path: Path) -> None:
+    """The target as its own draft always is; its first layer alone is as often as a loop over its own drafts sees."""
+    report = export(talking, tmp_path / "bundle", draft=(str(talking), "layers:1"))
+    models = report.manifest.models
+    assert models["draft"].accuracy == ((1.0,),)
+    assert models["draft2"].accuracy is not None
+    assert 0.0 <= models["draft2"].accuracy[0][0] < 0.9
+    assert models["target"].accuracy is None
+
+
 def test_attention_takes_the_packed_projection_and_rotates_itself(pair: ExportReport) -> None:
     for name in ("target.onnx", "draft.onnx"):
         nodes = onnx.load(pair.output / name, load_external_data=False).graph.node
