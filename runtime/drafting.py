@@ -82,6 +82,8 @@ class Drafting:
         self._last_policies: Policies = {}
         self.kept: weakref.WeakKeyDictionary[object, dict[str, Any]] = weakref.WeakKeyDictionary()
         """What drafters keep for a conversation."""
+        self._learnt: dict[str, Any] = {}
+        """What drafters that size themselves have learnt from texts before."""
 
     @property
     def available(self) -> tuple[str, ...]:
@@ -130,6 +132,7 @@ class Drafting:
         self.policies.clear()
         self.chat_policies.clear()
         self._last_policies.clear()
+        self._learnt.clear()
         self._known_acceptance = {}
 
     def keep_learnt(self) -> dict[str, Acceptance]:
@@ -177,6 +180,7 @@ class Drafting:
             token_map=self._token_map,
             first_steps=lambda kind: self._models.first_steps(drafters.model_names(kind, self._manifest)[0]),
             kept={} if owner is None else self.kept.setdefault(owner, {}),
+            learnt=self._learnt,
         )
         most = target.widths.widths[-1] - 1
         sources, dropped = [], {}

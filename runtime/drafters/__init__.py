@@ -118,6 +118,7 @@ class Resources:
         corpus: a text of the user's for the n-gram drafter, if there is one.
         window: W, N and G of Lookahead decoding, None for its own choice.
         kept: what drafters keep from one generation of a conversation to the next, by names of their own.
+        learnt: what drafters know from texts before, also by names of their own.
         features: for a head of a kind, what gives the target's hidden states that it reads, [rows of the target's cache, F].
         heads: gives the bundle's heads of a kind that keep no cache.
         token_map: of the bundle's model of a kind, None where it scores the target's ids.
@@ -138,6 +139,7 @@ class Resources:
     corpus: Corpus | None = None
     window: tuple[int, int, int] | None = None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learnt: dict[str, Any] = dataclasses.field(default_factory=dict)
     features: Callable[[str], Callable[[], Floats]] = _no_head
     heads: Callable[[str], RowHeads] = _no_head
     token_map: Callable[[str], TokenMap | None] = lambda _: None

@@ -175,4 +175,7 @@ def make_lookahead(resources: Resources) -> Lookahead:
     window = Window(*resources.window) if resources.window is not None else Window()
     kept: dict[str, Any] = resources.kept
     pool = kept.setdefault(f"lookahead {window.n} {window.g}", Pool(window.g))
-    return Lookahead(window, pool, Payoff(resources.pass_ms))
+    last: Payoff | None = resources.learnt.get(Lookahead.name)
+    payoff = last.for_another_text(resources.pass_ms) if last else Payoff(resources.pass_ms)
+    resources.learnt[Lookahead.name] = payoff
+    return Lookahead(window, pool, payoff)

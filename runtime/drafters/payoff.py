@@ -16,14 +16,19 @@ class Payoff:
     """Accepted tokens per round against the cost of the rows, in milliseconds of a pass of so many tokens; without costs it
     always pays."""
 
-    def __init__(self, pass_ms: Callable[[int], float] | None) -> None:
+    def __init__(self, pass_ms: Callable[[int], float] | None, start: float = START_GAIN) -> None:
         self._pass_ms = pass_ms
+        self._start = start
         self._surplus = self._rounds = 0.0
+
+    def for_another_text(self, pass_ms: Callable[[int], float] | None) -> Payoff:
+        """One whose hope is halfway between what this one has seen and what is hoped for at first."""
+        return Payoff(pass_ms, (START_GAIN + min(self.gain, START_GAIN)) / 2)
 
     @property
     def gain(self) -> float:
         """Expected speed of a round with a tree over plain decoding."""
-        return START_GAIN + self._surplus / (self._rounds + WEIGHT)
+        return self._start + self._surplus / (self._rounds + WEIGHT)
 
     def pays(self) -> bool:
         """Whether the next tree is expected to be worth its rows."""
@@ -33,7 +38,7 @@ class Payoff:
         """A tree of ``nodes`` nodes gave ``accepted`` tokens and the target's own."""
         self._surplus, self._rounds = MEMORY * self._surplus, MEMORY * self._rounds + 1
         if self._pass_ms is not None:
-            self._surplus += (1 + accepted) * self._pass_ms(1) / self._pass_ms(1 + nodes) - START_GAIN
+            self._surplus += (1 + accepted) * self._pass_ms(1) / self._pass_ms(1 + nodes) - self._start
 
     def rest(self) -> None:
         """A round without a tree: what was learnt fades, so that another try is due some time."""

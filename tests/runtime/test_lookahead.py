@@ -12,8 +12,8 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import UsageError
 from edgespec.runtime import Engine, load
-from edgespec.runtime.drafters import Round
-from edgespec.runtime.drafters.lookahead import Lookahead, Pool, Window
+from edgespec.runtime.drafters import Resources, Round
+from edgespec.runtime.drafters.lookahead import Lookahead, Pool, Window, make_lookahead
 from edgespec.runtime.drafters.payoff import IDLE, Payoff
 from edgespec.runtime.models.model import Model
 from edgespec.tree import DraftTree
@@ -205,6 +205,31 @@ def test_it_rests_while_it_does_not_pay() -> None:
     assert good.pays()
     assert Payoff(None).pays()
     assert 0 < IDLE < 1
+
+
+def test_another_text_begins_with_what_the_last_one_has_shown() -> None:
+    def tries(payoff: Payoff) -> int:
+        asked = 0
+        while payoff.pays():
+            payoff.observe(12, 0)
+            asked += 1
+        return asked
+
+    resources = Resources(vocabulary=256, models=lambda _: [], choose=no_choice, guess=no_choice, pass_ms=lambda width: 1.0 + 0.1 * width)
+    found = []
+    for _ in range(3):
+        drafter = make_lookahead(resources)
+        found.append(tries(drafter._payoff))
+    assert found[0] > 4
+    assert 0 < max(found[1:]) <= found[0] / 2
+    hopeful = drafter._payoff.for_another_text(resources.pass_ms)
+    for _ in range(100):
+        hopeful.observe(12, 2)
+    assert hopeful.gain > 1.2
+
+
+def no_choice(*_: Any) -> Any:
+    raise AssertionError("lookahead asks no model")
 
 
 @pytest.mark.parametrize(
