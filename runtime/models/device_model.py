@@ -83,7 +83,7 @@ class DeviceModel(Rows):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | Hidden | None = None,
+        parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,
@@ -96,7 +96,7 @@ class DeviceModel(Rows):
         width = max(count, width or 0)
         total = start + width
         self.check_room(width, width)
-        hidden = None if parents is None else self.hidden(parents, width, trunk)
+        hidden = None if parents is None else self.tree(parents, width, trunk)
         graph = self._chains if hidden is None else self._trees
         positions = np.arange(start, total) if hidden is None else hidden.positions[start - hidden.trunk :]
         inputs: dict[str, Array] = {

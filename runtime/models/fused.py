@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edgespec.manifest import Manifest, ModelSpec
 from edgespec.runtime.models.kv import KV_TYPES
 from edgespec.runtime.models.model import Model, Values, contract
-from edgespec.runtime.models.rows import Floats, Hidden
+from edgespec.runtime.models.rows import Floats
 
 NEXT = "next_ids"
 PREFIX = "head."
@@ -143,7 +143,7 @@ class FusedModel(Model):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | Hidden | None = None,
+        parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,

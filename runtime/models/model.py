@@ -96,7 +96,7 @@ class Model(Rows):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | Hidden | None = None,
+        parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,
@@ -107,8 +107,7 @@ class Model(Rows):
             tokens: the S' new tokens.
             rows: which of them get logits, R indices.
             parents: for a tree, the parent of each row behind the trunk, as an offset from the trunk's end and -1 for the
-                trunk's last row; None for a chain. Or who sees whom, for a caller who keeps account of that: ``mask`` [S, n] and the
-                positions of all n rows behind its trunk.
+                trunk's last row; None for a chain.
             trunk: number of rows that the whole tree stands on, ``length`` if None. With less, the rows from it on are
                 nodes of the tree that earlier passes scored, and ``parents`` begins with theirs: a tree can grow pass by pass.
             features: for a draft head, [S, F] of the target or the head's own; such a pass is not padded.
@@ -133,7 +132,7 @@ class Model(Rows):
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
         self._total[0] = total
-        hidden = None if parents is None else self.hidden(parents, width, trunk)
+        hidden = None if parents is None else self.tree(parents, width, trunk)
         if hidden is not None:
             self._positions[:width] = hidden.positions[start - hidden.trunk :]
         binding = self._binding(width, attended, len(rows))

@@ -88,7 +88,7 @@ class Rows(abc.ABC):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | Hidden | None = None,
+        parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,
@@ -219,18 +219,10 @@ class Rows(abc.ABC):
         if width > self.max_pass or self.length + rows > self.capacity:
             raise CapacityError(f"a pass of {width} tokens does not fit: {self.length} of {self.capacity} cache rows are in use")
 
-    def hidden(self, parents: Sequence[int] | Hidden, width: int, trunk: int | None) -> Hidden:
-        """Who sees whom in a pass of ``width`` tokens; arguments as in :meth:`edgespec.runtime.models.model.Model.run`."""
-        if not isinstance(parents, Hidden):
-            return self.tree(parents, width, self.length if trunk is None else trunk)
-        if parents.mask.shape != (width, self.length + width - parents.trunk):
-            rows = self.length - parents.trunk
-            raise ValueError(f"a mask {parents.mask.shape} for a pass of {width} tokens {rows} rows behind the trunk")
-        return parents
-
-    def tree(self, parents: Sequence[int], width: int, trunk: int) -> Hidden:
+    def tree(self, parents: Sequence[int], width: int, trunk: int | None) -> Hidden:
         """Who sees whom when ``width`` new tokens, the last of them perhaps padding, extend a tree of nodes with these
         ``parents`` behind ``trunk`` rows, as in :meth:`edgespec.runtime.models.model.Model.run`."""
+        trunk = self.length if trunk is None else trunk
         before = self.length - trunk
         count = before + width
         if not 0 <= before <= len(parents) <= count:

@@ -45,7 +45,7 @@ class StaticModel(Rows):
         self,
         tokens: Sequence[int],
         rows: Sequence[int],
-        parents: Sequence[int] | Hidden | None = None,
+        parents: Sequence[int] | None = None,
         width: int | None = None,
         trunk: int | None = None,
         features: Floats | None = None,
@@ -77,14 +77,9 @@ class StaticModel(Rows):
             logits[inside] = self.run(tokens[start : start + step], [rows[index] - start for index in inside])
         return logits
 
-    def _pass(
-        self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | Hidden | None, trunk: int
-    ) -> Floats:
+    def _pass(self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None, trunk: int) -> Floats:
         count, start = len(tokens), self.length
-        if isinstance(parents, Hidden):
-            hidden = _padded(parents, start - parents.trunk, graph.shape.width)
-        else:
-            hidden = self.tree(range(-1, count - 1) if parents is None else parents, graph.shape.width, trunk)
+        hidden = self.tree(range(-1, count - 1) if parents is None else parents, graph.shape.width, trunk)
         graph.fill(tokens, rows, hidden, start)
         started = time.perf_counter()
         graph.run(count, start)
@@ -161,18 +156,6 @@ class _Graph:
             self.session.run_with_iobinding(self._binding or self._bind())
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise failure(f"{self._path}: a pass of {count} tokens after {start} failed", error) from error
-
-
-def _padded(hidden: Hidden, before: int, width: int) -> Hidden:
-    """``hidden``, of a pass ``before`` rows behind the trunk, for one of ``width`` tokens: nobody sees the padding."""
-    count = len(hidden.mask)
-    if hidden.mask.shape != (count, before + count) or count > width:
-        raise ValueError(f"a mask {hidden.mask.shape} for a pass of at most {width} tokens {before} rows behind the trunk")
-    mask = np.zeros((width, before + width), bool)
-    mask[:count, : before + count] = hidden.mask
-    mask[:count, before + count :] = True
-    positions = np.concatenate([hidden.positions, hidden.trunk + np.arange(before + count, before + width)])
-    return Hidden(hidden.trunk, mask, positions)
 
 
 def _entries(folder: Path, profile: StaticProfile, place: Placement) -> dict[str, str]:

@@ -118,19 +118,6 @@ def test_a_tree_that_grows_pass_by_pass_equals_one_pass(tmp_path: Path, tree: Dr
         model.run([1], [0], parents[:2], trunk=20)
 
 
-def test_a_mask_that_is_given_serves_as_a_tree_does(tmp_path: Path) -> None:
-    bundle = make_attention_bundle(tmp_path / "b", window=4)
-    once, model = open_model(bundle), open_model(bundle)
-    parents = (-1, 0, 0, 2)
-    for each in (once, model):
-        each.run(TOKENS[:20], [0])
-    expected = once.run(TOKENS[20:24], range(4), parents).copy()
-    hidden = model.tree(parents, 4, 20)
-    np.testing.assert_array_equal(model.run(TOKENS[20:24], range(4), hidden), expected)
-    with pytest.raises(ValueError, match="a mask"):
-        model.run(TOKENS[24:26], range(2), hidden)
-
-
 def test_hidden_states_stay_with_their_rows(tmp_path: Path) -> None:
     model = open_model(make_attention_bundle(tmp_path / "b", features=True))
     model.run(TOKENS[:5], [0])
