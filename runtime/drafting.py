@@ -167,6 +167,7 @@ class Drafting:
             models=self._draft_models,
             choose=sampler.draft,
             guess=sampler.draft_several,
+            plain_guess=sampler.takes_likeliest,
             draws=sampler.draws,
             branches=target.branches,
             pass_ms=self._pass_cost(target.widths) if auto else None,

@@ -201,7 +201,7 @@ def propose_and_verify(
         except NO_MEMORY as error:
             target.relief.give_way(width, target.widths.widths[0], error)
             continue
-        proposer.saw_pass(width, target.model.run_seconds - run_before)
+        proposer.saw_pass(width, target.model.run_seconds - run_before, target.model.made_first_step)
         return tree, logits
 
 

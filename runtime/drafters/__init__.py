@@ -107,6 +107,7 @@ class Resources:
         choose: takes a row of a draft's logits and the text before it to a token, and to q if it was drawn from q.
         guess: takes a row of each draft's logits, the text before it and a number to as many tokens, the likeliest first or in the
             order in which they were drawn.
+        plain_guess: whether ``guess`` takes the likeliest of a row as they are, so that the row may be in other ids than the target's.
         draws: whether ``guess`` draws, so that none of its tokens may be dropped.
         branches: whether every branch of a tree may commit tokens.
         pass_ms: milliseconds of a target pass of so many tokens. None where a number of nodes was asked for: then it is not the
@@ -129,6 +130,7 @@ class Resources:
     models: Callable[[str], Sequence[Model]]
     choose: Callable[[Floats, Text], Candidate]
     guess: Callable[[Sequence[Floats], Text, int], Sequence[Guess]]
+    plain_guess: bool = False
     draws: bool = False
     branches: bool = True
     pass_ms: Callable[[int], float] | None = None

@@ -35,19 +35,28 @@ class EagleCache:
         features: gives the target's hidden states, [rows of its cache, F].
         token_map: of a reduced vocabulary, None if the head scores the target's.
         steps: the head's rows that passes of the target make, where they do.
+        narrow: whether rows of logits keep to the reduced vocabulary: widening one costs as much as choosing from it.
 
     Attributes:
         vocabulary: number of ids that rows of logits have.
+        own_ids: the target's id of each, where these differ.
     """
 
     def __init__(
-        self, model: Model, features: Callable[[], Floats], token_map: TokenMap | None = None, steps: FirstSteps | None = None
+        self,
+        model: Model,
+        features: Callable[[], Floats],
+        token_map: TokenMap | None = None,
+        steps: FirstSteps | None = None,
+        narrow: bool = False,
     ) -> None:
         self.model = model
         self.steps = steps
-        self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
+        self.own_ids = token_map.ids if token_map is not None and narrow else None
+        widens = token_map is not None and not narrow
+        self.vocabulary = token_map.vocabulary if token_map is not None and widens else model.spec.vocab_size
         self._features = features
-        self._token_map = token_map
+        self._token_map = token_map if widens else None
         self._checked = 0
         """So many rows are known to be of this text."""
         self._settled: int | None = None
@@ -172,6 +181,8 @@ class Eagle(TokenTree):
 def make_eagle(resources: Resources) -> Eagle:
     """With the bundle's EAGLE head."""
     (model, *_) = resources.models("eagle")
-    cache = EagleCache(model, resources.features("eagle"), resources.token_map("eagle"), resources.first_steps("eagle"))
+    token_map = resources.token_map("eagle")
+    narrow = resources.plain_guess and token_map is not None and int(token_map.ids.max()) < resources.vocabulary
+    cache = EagleCache(model, resources.features("eagle"), token_map, resources.first_steps("eagle"), narrow)
     options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "eagle", 1))
     return Eagle(cache, resources.vocabulary, options)

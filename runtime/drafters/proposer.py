@@ -125,10 +125,10 @@ class Proposer:
             self._costs.saw_draft(drafter.name, made, time.perf_counter() - started)
         return tree
 
-    def saw_pass(self, width: int, seconds: float) -> None:
-        """The target took so long for a pass of ``width`` tokens."""
+    def saw_pass(self, width: int, seconds: float, first_step: bool = False) -> None:
+        """The target took so long for a pass of ``width`` tokens, with or without a head's first step in it."""
         if self._costs is not None:
-            self._costs.saw_pass(width, seconds)
+            self._costs.saw_pass(width, seconds, first_step)
 
     def _proposal(self, source: Source, context: Sequence[int], count: int) -> DraftTree:
         try:

@@ -23,7 +23,7 @@ from edgespec.runtime.drafters.chances import Chances
 from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
 from edgespec.runtime.drafters.tree_cache import TreeCache
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.sampling.processors import Floats, Text
+from edgespec.runtime.sampling.processors import Floats, Ids, Text
 from edgespec.runtime.sampling.sampling import Guess
 from edgespec.runtime.tuning.controller import LEAST_GAIN
 from edgespec.tree import DraftTree
@@ -77,6 +77,10 @@ class Cache(Protocol):
     def vocabulary(self) -> int: ...
 
     @property
+    def own_ids(self) -> Ids | None:
+        """The target's id of each that it scores, where these differ. There is one draft only then, and nothing is drawn."""
+
+    @property
     def room(self) -> int: ...
 
     def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
@@ -94,7 +98,12 @@ class TokenTree(Drafter):
 
     def __init__(self, caches: Sequence[Cache], vocabulary: int, options: TreeOptions) -> None:
         self._caches = tuple(caches)
-        self._vocabulary = min(vocabulary, *(cache.vocabulary for cache in caches))
+        self._ids = caches[0].own_ids
+        self._columns = min(cache.vocabulary for cache in caches)
+        """Of rows of logits, those that count."""
+        self._vocabulary = vocabulary
+        if self._ids is None:
+            self._columns = self._vocabulary = min(vocabulary, self._columns)
         self._options = options
         self._chances = Chances()
         self._before = [(cache.model.passes, cache.model.run_seconds) for cache in caches]
@@ -133,7 +142,7 @@ class TokenTree(Drafter):
         if self._rests:
             return DraftTree()
         found = [cache.begin(context, self._vocabulary) for cache in self._caches]
-        rows = [row[: self._vocabulary] for row in found if row is not None]
+        rows = [row[: self._columns] for row in found if row is not None]
         if len(rows) < len(found):
             return DraftTree()
         growth = Growth(options.branches)
@@ -154,7 +163,8 @@ class TokenTree(Drafter):
         while True:
             for node, node_rows in zip(level, found, strict=True):
                 for guess in self._options.guess(node_rows, Text(context, growth.path(node)), min(CANDIDATES, most)):
-                    growth.add(node, guess.token, self._chances.of(guess.probability))
+                    token = guess.token if self._ids is None else int(self._ids[guess.token])
+                    growth.add(node, token, self._chances.of(guess.probability))
                     probabilities.append(guess.probability)
             best = growth.best(most)
             values = [growth.values[node] for node in best]
@@ -196,7 +206,7 @@ class TokenTree(Drafter):
 
     def _score(self, growth: Growth, nodes: Sequence[int]) -> list[list[Floats]]:
         """For each node the rows of all drafts."""
-        scored = [cache.score(growth, nodes)[:, : self._vocabulary] for cache in self._caches]
+        scored = [cache.score(growth, nodes)[:, : self._columns] for cache in self._caches]
         return [[logits[index] for logits in scored] for index in range(len(nodes))]
 
 

@@ -15,6 +15,8 @@ NODES = 32  # rows of a tree that there is room for behind the context
 class TreeCache:
     """Follows the text: rows of nodes that it has come to are moved behind those of the context, and need no second pass."""
 
+    own_ids = None
+
     def __init__(self, model: Model) -> None:
         self.model = model
         self._trunk: int | None = None

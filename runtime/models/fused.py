@@ -149,7 +149,8 @@ class FusedModel(Model):
         features: Floats | None = None,
     ) -> Floats:
         steps, start = self._steps, self.length
-        if steps is None or not steps.wanted or steps.head.length != start:
+        self.made_first_step = steps is not None and steps.wanted and steps.head.length == start
+        if steps is None or not self.made_first_step:
             self._variant = PLAIN
             if steps is not None:
                 steps.forget()

@@ -74,6 +74,8 @@ class Rows(abc.ABC):
     """Whether passes with a tree run in another graph than chains, which may round otherwise."""
     best: int | None = None
     """How many of a row's likeliest tokens the caller needs logits of, None for all; a model may give minus infinity for the others."""
+    made_first_step = False
+    """Whether the last pass made the first step of a draft head, too."""
     attends_alone: bool = True
     """Whether attention of a pass of one token has one row. False gives it a second, empty one (:meth:`can_pad`), which takes the place of
     one more row of the cache."""

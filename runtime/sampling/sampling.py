@@ -222,6 +222,11 @@ class Sampler:
         """Whether drafts are drawn from q, so that none that was drawn may be dropped, and their order stays."""
         return self._shape is not None and self._ratio
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether drafts are the likeliest tokens of a row as it is: nothing is drawn, and no edit asks which token a column is."""
+        return self._shape is None and not self._edits
+
     def draft_several(self, rows: Sequence[Floats], text: Text, count: int) -> list[Guess]:
         """Up to ``count`` tokens of one or several drafts after ``text``, from their logits [V], under the same edits and cuts.
 

@@ -76,6 +76,7 @@ class RunningCosts:
         self._step: dict[str, float] = {}
         """Their medians."""
         self._of_width = functools.cache(start.of_width)
+        self._first_ms = max(start.first_ms.values(), default=0.0)  # one head at most is in the target's graph
 
     def of_width(self, width: int) -> float:
         """Milliseconds of a target pass of ``width`` tokens."""
@@ -86,9 +87,10 @@ class RunningCosts:
         step = self._step.get(drafter)
         return (self.start.draft_ms.get(drafter, LOOK_UP_MS) if step is None else step) * tokens
 
-    def saw_pass(self, width: int, seconds: float) -> None:
-        """A target pass of ``width`` tokens took so long."""
-        ratio = seconds * 1000 / self._of_width(width)
+    def saw_pass(self, width: int, seconds: float, first_step: bool = False) -> None:
+        """A target pass of ``width`` tokens took so long, with or without a head's first step in it, which is no part of its cost."""
+        apart = self._first_ms * self._speed if first_step else 0.0
+        ratio = max(seconds * 1000 - apart, 0.0) / self._of_width(width)
         self._pace.append(ratio)
         if len(self._pace) < LEAST:
             return

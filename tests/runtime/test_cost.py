@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,20 @@ def test_before_any_pass_they_are_what_was_measured() -> None:
     assert [costs.of_width(width) for width in (1, 3, 8, 16)] == [4.0, 5.5, 9.0, 18.0]
     assert costs.of_draft("draft", 3) == 3.0
     assert costs.of_draft("ngram", 2) == pytest.approx(2 * LOOK_UP_MS)
+
+
+def test_a_heads_first_step_is_no_part_of_a_pass() -> None:
+    """It is charged to the head, and would else be charged twice."""
+    costs = RunningCosts(dataclasses.replace(START, first_ms={"eagle": 1.0}))
+    for _ in range(20):
+        costs.saw_pass(1, 0.004)
+        costs.saw_pass(2, 0.006, first_step=True)
+    assert costs.of_width(1) == pytest.approx(4.0)
+    assert costs.of_width(2) == pytest.approx(5.0)
+    for _ in range(40):
+        costs.saw_pass(1, 0.008)
+        costs.saw_pass(2, 0.012, first_step=True)
+    assert costs.of_width(2) == pytest.approx(10.0, rel=0.02)
 
 
 def test_a_slower_machine_is_slower_at_every_width() -> None:

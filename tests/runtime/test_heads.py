@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from edgespec.runtime.models.model import Model
 from edgespec.runtime.models.row_heads import RowHeads
 from edgespec.runtime.models.token_map import UNSCORED, TokenMap, read_token_map
 from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
+from edgespec.runtime.tuning.cost import Costs, RunningCosts
 from edgespec.runtime.verify import verify
 from tests.export.conftest import export
 from tests.helpers.bundles import CHAT_TEMPLATE
@@ -133,6 +135,21 @@ def test_eagle_3_that_is_right_saves_passes(made: Made, tmp_path: Path) -> None:
         found = engine.generate(PROMPT, drafter="eagle", draft_length=1, max_new_tokens=WRITTEN, ignore_eos=True)
         assert list(found.token_ids) == list(plain.token_ids) == made.text.tokens[len(PROMPT) :]
         assert found.stats.tokens_per_pass > 1.8
+
+
+@pytest.mark.parametrize("length", [1, 4, "auto"])
+def test_eagle_drafts_the_same_in_its_own_vocabulary_as_in_the_targets(made: Made, length: Any) -> None:
+    """An edit that changes nothing asks for the target's ids."""
+    with load(made.int8, threads=1) as engine:
+        assert engine.manifest.models["eagle"].token_ids is not None
+        options: dict[str, Any] = {"drafter": "eagle", "draft_length": length, "max_new_tokens": 40, "ignore_eos": True}
+        if length == "auto":  # which would depend on what passes take
+            engine._drafting.__dict__["running_costs"] = RunningCosts(Costs({1: 1.0, 16: 1.5}, {"eagle": 0.01}, True))
+            engine._drafting.running_costs.saw_pass = engine._drafting.running_costs.saw_draft = lambda *_: None  # type: ignore[method-assign]
+        found, wide = (engine.generate(PROMPT, **options, **more) for more in ({}, {"logit_bias": {5: 0.0}}))
+        assert found.token_ids == wide.token_ids
+        assert found.stats.drafted == wide.stats.drafted > 10
+        assert found.stats.accepted_by_drafter == wide.stats.accepted_by_drafter
 
 
 def test_over_rounds_eagle_drafts_what_its_formula_says(made: Made) -> None:
