@@ -78,23 +78,6 @@ def test_a_rejected_row_leaves_no_trace(bundle: Path) -> None:
     assert model.tokens == other.tokens
 
 
-def test_a_caller_may_say_who_sees_whom(bundle: Path) -> None:
-    """A tree that grows pass by pass: by parents, by masks that the caller keeps, and in the usual graph."""
-    model, masked, usual = open_static(bundle), open_static(bundle), open_static(bundle, usual=True)
-    first, second, parents = [1, 2, 3], [4, 5], [-1, 0, 0, 2, 1]
-    logits = []
-    for index, each in enumerate((model, masked, usual)):
-        each.run(IDS[:20], [0])
-        each.run(first, range(3), parents[:3] if index != 1 else each.tree(parents[:3], 3, 20))
-        logits.append(each.run(second, range(2), parents if index != 1 else each.tree(parents, 2, 20), trunk=20).copy())
-    np.testing.assert_array_equal(logits[0], logits[1])
-    np.testing.assert_allclose(logits[0], logits[2], atol=1e-4)
-    with pytest.raises(ValueError, match="a mask"):
-        masked.run([6], [0], usual.tree(parents, 2, 20))
-    with pytest.raises(ValueError, match="take no features"):
-        model.run([6], [0], features=np.zeros((1, 4), np.float32))
-
-
 def test_the_cache_can_be_filled_to_its_last_row(bundle: Path) -> None:
     """Padding beyond the last position is not in the way."""
     model, other = open_static(bundle), open_static(bundle)
@@ -235,3 +218,16 @@ def test_compiled_graphs_are_for_their_provider(bundle: Path) -> None:
     compiled = dataclasses.replace(spec.profiles["npu"], compiled=Compiled("QNNExecutionProvider", (), shared=True))
     with pytest.raises(BundleError, match="its npu graphs are compiled for qnn; run them with --providers qnn"):
         open_model(bundle, dataclasses.replace(spec, profiles={"npu": compiled}), ON_CPU, capacity=CAPACITY)
+
+
+def test_a_tree_grows_pass_by_pass(bundle: Path) -> None:
+    """As in the usual graph."""
+    model, usual = open_static(bundle), open_static(bundle, usual=True)
+    parents, logits = [-1, 0, 0, 2, 1], []
+    for each in (model, usual):
+        each.run(IDS[:20], [0])
+        each.run([1, 2, 3], range(3), parents[:3])
+        logits.append(each.run([4, 5], range(2), parents, trunk=20).copy())
+    np.testing.assert_allclose(*logits, atol=1e-4)
+    with pytest.raises(ValueError, match="take no features"):
+        model.run([6], [0], features=np.zeros((1, 4), np.float32))

@@ -27,6 +27,7 @@ class TableModel:
         self.tokens: list[int] = []
         self.passes = 0
         self.run_seconds = 0.0
+        self.made_first_step = False
 
     @property
     def length(self) -> int:
@@ -76,6 +77,7 @@ class TableHeads:
         self.spec = SimpleNamespace(accuracy=None)
         self.passes = 0
         self.run_seconds = 0.0
+        self.made_first_step = False
 
     def run(self, features: np.ndarray) -> np.ndarray:
         self.passes += 1

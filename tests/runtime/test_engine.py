@@ -132,6 +132,7 @@ def test_a_tree_drafter_gives_the_plain_text(attention: Engine, monkeypatch: pyt
         name = "branches"
         passes = 0
         run_seconds = 0.0
+        made_first_step = False
 
         def __init__(self, right_first: bool) -> None:
             self.right_first = right_first

@@ -114,6 +114,7 @@ def test_branches_of_a_tree_fork_the_grammar(attention: Engine, monkeypatch: pyt
         name = "branches"
         passes = 0
         run_seconds = 0.0
+        made_first_step = False
 
         def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
             position = len(context) - plain.stats.prompt_tokens
