@@ -30,7 +30,7 @@ from edgespec.export.heads import Head, TargetShape, open_heads, taps_of
 from edgespec.export.heads.base import Workplace
 from edgespec.export.heads.fuse import with_first_step
 from edgespec.export.heads.fused_proof import prove_fused
-from edgespec.export.heads.proof import SAMPLES, Sample, share_right, write_samples
+from edgespec.export.heads.proof import SAMPLES, Sample, draft_share_right, write_samples
 from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
 from edgespec.export.passes import Pipeline, Style, pipeline, static_pipeline
@@ -290,7 +290,7 @@ def _try_drafts(
         texts = [prepared.tokenizer.encode(text) for text in HELD[:SAMPLES]]
         samples = write_samples(folder / target.graph, target, texts, min(vocabulary, target.vocab_size))
         for name in own:
-            share = share_right(folder / models[name].graph, models[name], samples)
+            share = draft_share_right(folder / models[name].graph, models[name], samples)
             models[name] = dataclasses.replace(models[name], accuracy=((share,),))
         for head in prepared.heads:
             chosen = columns(target, head.taps)

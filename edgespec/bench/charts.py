@@ -34,11 +34,16 @@ def new_axes(columns: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
+def rendered(figure: Any, kind: str) -> bytes:
+    """The figure as a file of this kind, "svg" or "png"."""
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, dpi=144)
+    return out.getvalue()
+
+
 def as_svg(figure: Any) -> str:
     """The figure as an element that can stand in a page."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg")
-    text = out.getvalue()
+    text = rendered(figure, "svg").decode()
     return text[text.index("<svg") :]
 
 
@@ -124,17 +129,17 @@ def write_tuning_chart(path: Path, tuning: Tuning) -> None:
     speed.set_ylabel("expected, times plain decoding")
     speed.set_ylim(bottom=0)
     legend(speed)
-    save(figure, path)
+    save(path, rendered(figure, path.suffix[1:].lower()))
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a picture, whole or not at all, in the format that its name says.
+def save(path: Path, picture: bytes) -> None:
+    """Write a picture, whole or not at all.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
         with whole(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=144)
+            file.write(picture)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}{advice(error)}") from error

@@ -49,8 +49,8 @@ def draw(path: Path, trace: MemoryTrace, plan: Plan) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from edgespec.bench.charts import draw_memory, new_axes, save
+    from edgespec.bench.charts import as_svg, draw_memory, new_axes, save
 
     figure, axes = new_axes()
     draw_memory(axes, trace, plan)
-    save(figure, path)
+    save(path, as_svg(figure).encode())

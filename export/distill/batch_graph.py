@@ -15,11 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.errors import UnsupportedModelError
-from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op, static_shape
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op, put_behind, static_shape
+from edgespec.export.passes.pad_attention import POSITION_IDS
 from edgespec.files import whole
 
-POSITION_IDS, BIAS = 9, 10
-"""Which inputs of ``GroupQueryAttention``."""
+BIAS = 10
+"""Which input of ``GroupQueryAttention``."""
 WINDOW = re.compile(r"attention_bias_window_(\d+)")
 
 
@@ -53,7 +54,7 @@ class TextsAsBatch(GraphPass):
                     node.replace_input_with(index, self._as_batch(graph, node, value, texts.outputs[0]))
             if len(node.inputs) > POSITION_IDS and node.inputs[POSITION_IDS] is not None:
                 node.replace_input_with(POSITION_IDS, columns.outputs[0])
-            self._as_rows(graph, node)
+            put_behind(graph, node, ir.node("Transpose", [node.outputs[0]], {"perm": [1, 0, 2]}))
         for name, value in inputs.items():
             if name.startswith("attention_bias"):
                 if value.uses():
@@ -89,13 +90,3 @@ class TextsAsBatch(GraphPass):
             new = ir.node("Transpose", [value], {"perm": [1, 0, 2]})
             graph.insert_before(node, new)
         return new.outputs[0]
-
-    @staticmethod
-    def _as_rows(graph: ir.Graph, node: ir.Node) -> None:
-        output = node.outputs[0]
-        rows = ir.node("Transpose", [output], {"perm": [1, 0, 2]})
-        rows.outputs[0].type, rows.outputs[0].shape = output.type, output.shape
-        output.replace_all_uses_with(rows.outputs[0])
-        rows.replace_input_with(0, output)
-        output.shape = None
-        graph.insert_after(node, rows)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.manifest import ModelSpec
-from edgespec.runtime.models.rows import Floats, allocate_caches
+from edgespec.runtime.models.rows import Floats, allocate_caches, cache_name
 from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, failure, make_session
 
 Array = npt.NDArray[Any]
@@ -109,7 +109,7 @@ class BatchModel:
         if self.spec.hidden_states:
             bind(binding.bind_output, "hidden_states", self._features, 1, count, self._features.shape[1])
         for index, cache in enumerate(self._caches):
-            name = f"{index // 2}.{'value' if index % 2 else 'key'}"
+            name = cache_name(index)
             bind(binding.bind_input, f"past_key_values.{name}", cache, count, *cache.shape[1:])
             bind(binding.bind_output, f"present.{name}", cache, count, *cache.shape[1:])
         return binding

@@ -22,7 +22,7 @@ from edgespec.export.config import ExportConfig
 from edgespec.export.heads.base import Head, TargetShape, Workplace, head_method, head_scheme
 from edgespec.export.heads.eagle_layout import Layout, open_layout
 from edgespec.export.heads.eagle_module import EagleModule
-from edgespec.export.heads.proof import Sample
+from edgespec.export.heads.proof import Sample, share_right
 from edgespec.export.passes import pipeline
 from edgespec.export.reference import FloatWeights, Weights
 from edgespec.export.stored import StoredWeights
@@ -92,7 +92,9 @@ class EagleHead(Head):
         fidelity = parity.mean([parity.compare(*pair) for pair in zip(original, found, strict=True)])
         parity.require(self.kind, fidelity, config.draft_weights or config.weights, config.max_kl)
         fidelity = dataclasses.replace(fidelity, graph_rms=check.exact.relative_rms, rounding_kl=check.rounded.kl)
-        return dataclasses.replace(spec, fidelity=fidelity, accuracy=((self._share_right(samples, found),),))
+        ids = np.arange(self.structure.rows) if self.token_ids is None else self.token_ids
+        right = share_right(samples, [ids[logits.argmax(-1)] for logits in found], 2)  # row j has seen token j + 1
+        return dataclasses.replace(spec, fidelity=fidelity, accuracy=((right,),))
 
     def _in_torch(self, weights: Weights, samples: list[Sample]) -> list[np.ndarray]:
         """Logits [n - 1, Vd] of each sample."""
@@ -100,16 +102,6 @@ class EagleHead(Head):
         by_name = FloatWeights(weights, tied_names(module))
         attach_align_device_hook(module, execution_device=torch.device("cpu"), offload=True, weights_map=by_name)
         return [module.logits(sample.tokens[1:], sample.features[:-1]) for sample in samples]
-
-    def _share_right(self, samples: list[Sample], found: list[np.ndarray]) -> float:
-        """How often the likeliest token was what the target wrote: row j foretells token j + 2."""
-        ids = np.arange(self.structure.rows) if self.token_ids is None else self.token_ids
-        hits, cases = 0, 0
-        for sample, logits in zip(samples, found, strict=True):
-            rows = range(max(sample.written - 2, 0), len(sample.tokens) - 2)
-            hits += sum(int(ids[logits[row].argmax()]) == sample.tokens[row + 2] for row in rows)
-            cases += len(rows)
-        return round(hits / max(cases, 1), 4)
 
 
 def _exported(graph: Path, spec: ModelSpec, samples: list[Sample]) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,16 +52,24 @@ def write_samples(graph: Path, spec: ModelSpec, texts: list[list[int]], vocabula
     return found
 
 
-def share_right(graph: Path, spec: ModelSpec, samples: list[Sample]) -> float:
-    """How often a draft model of the target's own tokens finds most likely what the target wrote."""
+def draft_share_right(graph: Path, spec: ModelSpec, samples: list[Sample]) -> float:
+    """:func:`share_right` of a draft model that scores the target's own tokens."""
     capacity = max(len(sample.tokens) for sample in samples)
     model = Model(graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
-    hits, cases = 0, 0
+    guesses = []
     for sample in samples:
         model.keep(0)
-        guesses = model.run(sample.tokens, range(sample.written - 1, len(sample.tokens) - 1)).argmax(-1)
-        hits += int((guesses == sample.tokens[sample.written :]).sum())
-        cases += len(guesses)
+        guesses.append(model.run(sample.tokens, range(len(sample.tokens))).argmax(-1))
+    return share_right(samples, guesses, 1)
+
+
+def share_right(samples: list[Sample], guesses: Sequence[np.ndarray], ahead: int) -> float:
+    """How often ``guesses`` [rows] of a sample are what the target wrote, where row j guesses the token j + ``ahead``."""
+    hits, cases = 0, 0
+    for sample, found in zip(samples, guesses, strict=True):
+        rows = range(max(sample.written - ahead, 0), len(sample.tokens) - ahead)
+        hits += sum(int(found[row]) == sample.tokens[row + ahead] for row in rows)
+        cases += len(rows)
     return round(hits / max(cases, 1), 4)
 
 

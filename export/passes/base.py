@@ -76,6 +76,17 @@ def replace(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
     graph.remove(old, safe=True)
 
 
+def put_behind(graph: ir.Graph, node: ir.Node, new: ir.Node) -> None:
+    """Put ``new``, whose first input is the first output of ``node``, between that and all who use it. How many rows the node itself then
+    gives is not known."""
+    before, after = node.outputs[0], new.outputs[0]
+    after.type, after.shape = before.type, before.shape
+    before.replace_all_uses_with(after)
+    new.replace_input_with(0, before)
+    before.shape = None
+    graph.insert_after(node, new)
+
+
 def replace_value(before: ir.Value, after: ir.Value) -> None:
     """Let ``after`` serve every use of ``before``, graph outputs included."""
     if after.type is None:

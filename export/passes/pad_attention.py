@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op, static_shape
+from edgespec.export.passes.base import MICROSOFT, GraphPass, constant, is_op, put_behind, static_shape
 
 POSITION_IDS = 9
 """Which input of ``GroupQueryAttention``."""
@@ -42,7 +42,7 @@ class PadAttention(GraphPass):
         graph.insert_before(graph[0], [count, attended, missing, pads, *([real] if others else [])])
         for node in nodes:
             _pad(graph, node, pads.outputs[0])
-            _cut(graph, node, (zero, count.outputs[0], one))
+            put_behind(graph, node, ir.node("Slice", [node.outputs[0], zero, count.outputs[0], one]))
         return True
 
     @staticmethod
@@ -64,13 +64,3 @@ def _pad(graph: ir.Graph, node: ir.Node, pads: ir.Value) -> None:
         padded = ir.node("Pad", [value, pads])
         graph.insert_before(node, padded)
         node.replace_input_with(index, padded.outputs[0])
-
-
-def _cut(graph: ir.Graph, node: ir.Node, rows: tuple[ir.Value, ir.Value, ir.Value]) -> None:
-    output = node.outputs[0]
-    cut = ir.node("Slice", [output, *rows])
-    cut.outputs[0].type, cut.outputs[0].shape = output.type, output.shape
-    output.replace_all_uses_with(cut.outputs[0])
-    cut.replace_input_with(0, output)
-    output.shape = None
-    graph.insert_after(node, cut)

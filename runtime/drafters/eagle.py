@@ -52,11 +52,12 @@ class EagleCache:
     ) -> None:
         self.model = model
         self.steps = steps
-        self.own_ids = token_map.ids if token_map is not None and narrow else None
-        widens = token_map is not None and not narrow
-        self.vocabulary = token_map.vocabulary if token_map is not None and widens else model.spec.vocab_size
+        self.own_ids = None
+        if token_map is not None and narrow:
+            self.own_ids, token_map = token_map.ids, None
+        self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
         self._features = features
-        self._token_map = token_map if widens else None
+        self._token_map = token_map
         self._checked = 0
         """So many rows are known to be of this text."""
         self._settled: int | None = None

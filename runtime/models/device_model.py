@@ -25,7 +25,7 @@ import numpy.typing as npt
 from edgespec.errors import UsageError
 from edgespec.manifest import ModelSpec, Variant
 from edgespec.runtime.models.model import PREFILL_WIDTH, check_contract, contract
-from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
+from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, cache_name, fill_bias
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.providers.placement import Placement
 from edgespec.runtime.providers.providers import provider
@@ -59,7 +59,7 @@ class DeviceModel(Rows):
         runtime: Any = import_onnxruntime()
         if not hasattr(runtime, "OrtValue"):
             raise UsageError(f"--profile {place.profile}: needs the package onnxruntime, not its C library alone; pip install onnxruntime")
-        self._names = [f"{index // 2}.{'value' if index % 2 else 'key'}" for index in range(len(self._caches))]
+        self._names = [cache_name(index) for index in range(len(self._caches))]
         self._values = [runtime.OrtValue.ortvalue_from_numpy(cache, *self._memory) for cache in self._caches]
         self._stores = self._stores[len(self._caches) :]  # hidden states alone are in main memory
         self.sessions: list[Any] = []

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edgespec.manifest import Manifest, ModelSpec
 from edgespec.runtime.models.kv import KV_TYPES
 from edgespec.runtime.models.model import Model, Values, contract
-from edgespec.runtime.models.rows import Floats
+from edgespec.runtime.models.rows import Floats, cache_name
 
 NEXT = "next_ids"
 PREFIX = "head."
@@ -214,7 +214,7 @@ class FusedModel(Model):
         if not steps:
             self._bind_head(binding, "hidden_states", numbers, [1, 0, self.head.hidden_states])
         for index, cache in enumerate(steps.head._caches if steps else self._unused):
-            name = f"{index // 2}.{'value' if index % 2 else 'key'}"
+            name = cache_name(index)
             past = f"{PREFIX}past_key_values.{name}"
             binding.bind_input(past, "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
             self._bind_head(binding, f"present.{name}", cache, list(cache.shape))

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from edgespec.errors import BundleError
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.models.kv import KV_TYPES
-from edgespec.runtime.models.rows import Floats, Hidden, Rows, bias_name, fill_bias, zeroed
+from edgespec.runtime.models.rows import Floats, Hidden, Rows, bias_name, cache_name, fill_bias, zeroed
 from edgespec.runtime.providers.session import Choice, failure, in_main_memory, make_session
 
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
@@ -208,7 +208,7 @@ class Model(Rows):
         bind("logit_rows", self._rows, [rows])
         binding.bind_output("logits", "cpu", 0, np.float32, [1, rows, self.spec.vocab_size], self._logits.ctypes.data)
         for index, cache in enumerate(self._caches):
-            name = f"{index // 2}.{'value' if index % 2 else 'key'}"
+            name = cache_name(index)
             bind(f"past_key_values.{name}", cache, list(cache.shape))
             binding.bind_output(f"present.{name}", "cpu", 0, cache.dtype.type, list(cache.shape), cache.ctypes.data)
         return binding

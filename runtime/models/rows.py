@@ -240,6 +240,11 @@ class Rows(abc.ABC):
         return Hidden(trunk, ~sees[before:], positions)
 
 
+def cache_name(index: int) -> str:
+    """What a graph's past and present of the cache ``index``, of those of :func:`allocate_caches`, are called behind the first dot."""
+    return f"{index // 2}.{'value' if index % 2 else 'key'}"
+
+
 def bias_name(window: int | None) -> str:
     """The graph input with the bias for layers of this window."""
     return "attention_bias" if window is None else f"attention_bias_window_{window}"

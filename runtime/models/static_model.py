@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
-from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, fill_bias
+from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, cache_name, fill_bias
 from edgespec.runtime.providers.placement import Placement
 from edgespec.runtime.providers.providers import is_emulated, provider
 from edgespec.runtime.providers.session import failure, in_main_memory, make_session
@@ -63,7 +63,7 @@ class StaticModel(Rows):
         fitting = (graph for graph in self._graphs if graph.shape.width >= wanted and graph.shape.rows >= len(rows))
         graph = next(fitting, None)
         if graph is not None:
-            return self._pass(graph, tokens, rows, parents, self.length if parents is None or trunk is None else trunk)
+            return self._pass(graph, tokens, rows, parents, None if parents is None else trunk)
         if parents is not None:
             raise CapacityError(f"a tree of {len(tokens)} tokens does not fit into a pass of at most {self.spec.max_width}")
         return self._in_parts(tokens, rows)
@@ -77,7 +77,7 @@ class StaticModel(Rows):
             logits[inside] = self.run(tokens[start : start + step], [rows[index] - start for index in inside])
         return logits
 
-    def _pass(self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None, trunk: int) -> Floats:
+    def _pass(self, graph: _Graph, tokens: Sequence[int], rows: Sequence[int], parents: Sequence[int] | None, trunk: int | None) -> Floats:
         count, start = len(tokens), self.length
         hidden = self.tree(range(-1, count - 1) if parents is None else parents, graph.shape.width, trunk)
         graph.fill(tokens, rows, hidden, start)
@@ -115,7 +115,7 @@ class _Graph:
         self.new_rows: list[npt.NDArray[Any]] = []
         """The new rows of each store of the model, in its order."""
         for index, cache in enumerate(model._caches):
-            name = f"{index // 2}.{'value' if index % 2 else 'key'}"
+            name = cache_name(index)
             inputs[f"past_key_values.{name}"] = cache
             self.new_rows.append(np.zeros((1, cache.shape[1], width, cache.shape[3]), cache.dtype))
             outputs[f"present.{name}"] = self.new_rows[-1]

@@ -3,7 +3,7 @@
 Acceptance is not the same everywhere: a draft head is worse at its third token than at its first, and a look-up that got its first
 token right mostly gets the next ones right. Each position has its own estimate, given that all before it were accepted. Those behind
 the first lean on what they have in common, and all of them at the start, or when there was no trial for long, on an optimistic guess, so
-that a drafter gets its chance and is soon outvoted. Of a draft head the export has measured how often it is right on the whole, so the
+that a drafter gets its chance and is soon outvoted. Of a draft the export has mostly measured how often it is right on the whole, so the
 guess need not be far above that.
 
 The draft's own probability of its token says more than the position does. It is only a hint, since drafts are too sure of
