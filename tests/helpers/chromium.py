@@ -86,6 +86,7 @@ class Chromium:
         data = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
         folder = os.environ.get("EDGESPEC_SCREENSHOTS")
         if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_bytes(data)
         return data
 
