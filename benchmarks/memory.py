@@ -16,13 +16,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 import edgespec
+from benchmarks.control_group import limited_memory
 from edgespec.bench.prompts import read_prompts
 from edgespec.bundle import open_bundle
 from edgespec.errors import CapacityError
@@ -76,7 +77,8 @@ def row(bundle: Path, context: int, length: int, packs: bool, found: dict[str, A
 @click.option("--count", default=200, show_default=True)
 @click.option("--context", default=1024, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-def budgets(bundle: Path, count: int, context: int, seed: int) -> None:
+@click.option("--enforced", is_flag=True, help="Name no budget: each process is in a control group with that limit, and killed beyond it.")
+def budgets(bundle: Path, count: int, context: int, seed: int, enforced: bool) -> None:
     """Exit code 1 if a budget was exceeded, a text differed, or a process died."""
     free = run(bundle, budget=PLENTY, context=context, length=3, packs=False)
     prompt = 256 - SPARE
@@ -87,7 +89,12 @@ def budgets(bundle: Path, count: int, context: int, seed: int) -> None:
     click.echo(f"{machine_name()}\n{bundle.name}: {least / 1e6:.0f} MB to {free['plan']['ceiling_bytes'] / 1e6:.0f} MB, context {context}")
     for number in range(count):
         budget = rng.randint(least - span // 10, least + span + span // 10)
-        found = run(bundle, budget=budget, context=context, length=3, packs=number % 2 == 0, tokens=prompt)
+        settings = {"context": context, "length": 3, "packs": number % 2 == 0, "tokens": prompt}
+        if enforced:
+            with limited_memory(budget) as join:
+                found = run(bundle, join, budget=None, **settings)
+        else:
+            found = run(bundle, budget=budget, **settings)
         if "error" in found:
             kind, good = "refused", budget < least + 3e6  # the heap of another process is not quite the same
         else:
@@ -133,11 +140,10 @@ def private_after(bundle: Path, count: int) -> Iterator[int]:
         yield usage().private
 
 
-def run(bundle: Path, **settings: Any) -> dict[str, Any]:
-    """What :func:`worker` prints; the signal or the last line of a process that dies is its "error", which no refusal begins with."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", "worker", str(bundle), json.dumps(settings)], capture_output=True, text=True
-    )
+def run(bundle: Path, first: Callable[[], None] | None = None, **settings: Any) -> dict[str, Any]:
+    """What :func:`worker` prints in a process of its own, which calls ``first``."""
+    command = [sys.executable, "-m", "benchmarks.memory", "worker", str(bundle), json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=first)
     if done.returncode:
         raise SystemExit(f"a process died with {done.returncode}: {settings}\n{done.stderr[-1000:]}")
     found: dict[str, Any] = json.loads(done.stdout)

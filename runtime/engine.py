@@ -36,13 +36,14 @@ from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.endless import LEAST_CAPACITY, Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
+from edgespec.runtime.memory.ahead import what_is_wanted
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.measure import return_freed_memory
 from edgespec.runtime.memory.pack_cache import open_packs
-from edgespec.runtime.memory.plan import LEAST_WINDOW, Plan, Settings, footprint
+from edgespec.runtime.memory.plan import LEAST_WINDOW, Plan, Settings
 from edgespec.runtime.memory.relief import Relief
 from edgespec.runtime.memory.size import parse_size
-from edgespec.runtime.models.fused import as_run, without_fused
+from edgespec.runtime.models.fused import without_fused
 from edgespec.runtime.models.kv import kv_choice, with_kv
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.models.models import Models
@@ -106,7 +107,8 @@ def load(
     Args:
         path: the bundle's folder, or its name on the Hub (``owner/name``, needs ``edgespec[hub]``).
         memory_budget: most memory that this process may have resident, in bytes or as text such as "300MB". What has to be
-            given up for it, in the order of :mod:`edgespec.runtime.memory.degrade`, is logged and in the statistics.
+            given up for it, in the order of :mod:`edgespec.runtime.memory.degrade`, is logged and in the statistics. Without one
+            it is what a container leaves, where everything might not fit that.
         context: tokens of prompt and text to have room for; as many as the bundle was exported for by default.
         draft_window: tokens that a draft model has room for; a longer text it sees the end of. All by default.
         kv: type of the KV caches, of those that the bundle was exported with: "float32", "int8" or "int4"; the first of these by default.
@@ -177,9 +179,9 @@ class Engine:
         corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         allowed = kv_choice(kv, self.manifest, import_onnxruntime().__version__)
         usual = placements.are_usual(self.manifest.models)
-        self.manifest = as_run(self.manifest, budget, allowed[0]) if usual else without_fused(self.manifest)
-        self._footprint = footprint(path, self.manifest)
-        wanted = self._footprint.widest(context, draft_window, allowed)
+        asked = what_is_wanted(path, self.manifest if usual else without_fused(self.manifest), budget, allowed, context, draft_window)
+        self.manifest, self._footprint = asked.manifest, asked.footprint
+        wanted, budget = asked.settings, asked.budget
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)
         self.settings = self._planned.settings if self._planned else wanted
         self.manifest = with_kv(self.manifest, self.settings.kv[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.manifest import Manifest, ModelSpec
+from edgespec.runtime.memory import container
 from edgespec.runtime.memory.measure import return_freed_memory, usage
 from edgespec.runtime.memory.weights import GraphWeights, read_weights
 from edgespec.runtime.models.fused import target_graph
 from edgespec.runtime.models.kv import in_form
 from edgespec.runtime.models.rows import cache_bytes, hold_for
+
+log = logging.getLogger(__name__)
 
 CHUNKS = (128, 64, 32)  # tokens of the prompt in one pass; the self-test shows widths up to the first ones to agree
 WIDTHS = (16, 8, 4)  # of a verification pass; with fewer the self-test has too little to compare
@@ -35,6 +39,7 @@ LIBRARIES = 13 * 10**6  # pages of ONNX Runtime's library and of ours that are r
 SESSION = 2 * 10**6  # of each session: graph, kernels, threads
 NODE = 6 * 10**3  # of each node of a session
 HEAP = 3 * 10**6  # small blocks of passes, and what the allocator does not give back
+LOOSE_HEAP = 64 * 10**6  # what the allocator may keep besides where no budget has it give back every large block
 ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix product makes
 TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
 FRESH = 0.55  # between a file of packs that was read again and one that was just written
@@ -171,6 +176,14 @@ class Footprint:
         whole = sum(self.weights[name].table for name in names)
         ceiling = max(peak, generating + whole - unread) + self._packs * PACKS_RESERVE
         return Plan(settings, parts, peak, ceiling, budget, tuple(steps))
+
+    def container_budget(self, settings: Settings) -> int | None:
+        """The room that a container leaves, where ``settings`` might not fit it, and so has to be a budget though none was named."""
+        left = container.room()
+        if left is None or self.plan(settings).ceiling + LOOSE_HEAP <= left:
+            return None
+        log.warning("no memory budget was named, and this container leaves %d MB: that is taken as the budget", left / 1e6)
+        return max(left, 1)
 
     def _spec(self, name: str) -> ModelSpec:
         return self._manifest.models[name]
