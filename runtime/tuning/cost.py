@@ -83,9 +83,9 @@ class RunningCosts:
         return self._of_width(width) * self._speed * self._correction.get(width, 1.0)
 
     def of_draft(self, drafter: str, tokens: int) -> float:
-        """Milliseconds in which a drafter makes so many tokens."""
+        """Milliseconds in which a drafter makes so many tokens. Until it has been seen to, it is taken to be slowed as passes are."""
         step = self._step.get(drafter)
-        return (self.start.draft_ms.get(drafter, LOOK_UP_MS) if step is None else step) * tokens
+        return (self.start.draft_ms.get(drafter, LOOK_UP_MS) * self._speed if step is None else step) * tokens
 
     def saw_pass(self, width: int, seconds: float, first_step: bool = False) -> None:
         """A target pass of ``width`` tokens took so long, with or without a head's first step in it, which is no part of its cost."""

@@ -40,9 +40,12 @@ def test_a_heads_first_step_is_no_part_of_a_pass() -> None:
     assert costs.of_width(2) == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_slower_machine_is_slower_at_every_width() -> None:
+def test_a_slower_machine_is_slower_at_every_width_and_in_drafting() -> None:
     costs = after([(4, 12.0)] * 20)
     assert [costs.of_width(width) for width in (1, 4, 8)] == pytest.approx([8.0, 12.0, 18.0])
+    assert costs.of_draft("draft", 2) == pytest.approx(4.0)
+    costs.saw_draft("draft", 1, 0.001)
+    assert costs.of_draft("draft", 2) == pytest.approx(4.0), "one step says nothing"
 
 
 def test_a_width_that_was_measured_wrongly_is_corrected_alone() -> None:
