@@ -89,8 +89,8 @@ class RunningCosts:
 
     def saw_pass(self, width: int, seconds: float, first_step: bool = False) -> None:
         """A target pass of ``width`` tokens took so long, with or without a head's first step in it, which is no part of its cost."""
-        apart = self._first_ms * self._speed if first_step else 0.0
-        ratio = max(seconds * 1000 - apart, 0.0) / self._of_width(width)
+        expected = self._of_width(width) + (self._first_ms if first_step else 0.0)
+        ratio = seconds * 1000 / expected
         self._pace.append(ratio)
         if len(self._pace) < LEAST:
             return

@@ -40,6 +40,13 @@ def test_a_heads_first_step_is_no_part_of_a_pass() -> None:
     assert costs.of_width(2) == pytest.approx(10.0, rel=0.02)
 
 
+def test_a_first_step_may_have_been_measured_dearer_than_a_pass_is() -> None:
+    costs = RunningCosts(dataclasses.replace(START, first_ms={"eagle": 9.0}))
+    for _ in range(20):
+        costs.saw_pass(1, 0.004, first_step=True)
+    assert 0 < costs.of_width(1) < 4.0
+
+
 def test_a_slower_machine_is_slower_at_every_width_and_in_drafting() -> None:
     costs = after([(4, 12.0)] * 20)
     assert [costs.of_width(width) for width in (1, 4, 8)] == pytest.approx([8.0, 12.0, 18.0])
