@@ -22,7 +22,7 @@ from edgespec.runtime import load
 from edgespec.runtime.ort import LIBRARY_VARIABLE
 from tests.demo.test_android_project import PROJECT
 from tests.helpers.bundles import make_attention_bundle
-from tests.runtime.test_chatml import TEMPLATES
+from tests.runtime.text.test_chatml import TEMPLATES
 
 OPTIONS = ({"drafter": "none"}, {"drafter": "draft", "draft_length": 3})
 CODE = """

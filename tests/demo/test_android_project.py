@@ -19,7 +19,7 @@ from edgespec.runtime.ort import LIBRARY_VARIABLE
 from tests.helpers.blocker import BLOCKER
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
-from tests.runtime.test_chatml import TEMPLATES
+from tests.runtime.text.test_chatml import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "android_demo"

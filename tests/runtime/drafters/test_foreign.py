@@ -64,7 +64,7 @@ def test_it_drafts_and_can_stand_in_a_list(install: Install, attention: Engine) 
 
 
 def test_the_one_of_the_documentation(install: Install, attention: Engine) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text(encoding="utf-8")
     source = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert source is not None
     assert 'wordy = "wordy:Wordy"' in page

@@ -6,7 +6,7 @@ token and for the whole text. False alarms: each of the four figures of a cell e
 (chi-square, asymptotically; total variation by a bound that holds for any sample size), so that the 16 x 15 x 3 cells of the slow
 table together raise one in about 350 runs with fresh seeds. Seeds are fixed, so there are none in practice.
 
-    python -m tests.runtime.test_distributions      prints the table
+    python -m tests.runtime.sampling.test_distributions      prints the table
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_with_numpy_and_the_standard_library_alone(tmp_path: Path) -> None:
     bundle = make_attention_bundle(tmp_path / "b", draft_noise=0.1, chat=TEMPLATES["default system"])
     environment = {**os.environ, LIBRARY_VARIABLE: str(wheel_library())}
     command = [sys.executable, "-S", "-c", BARE, str(bundle)]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(Path(__file__).parents[2]), *sys.path] if path)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(Path(__file__).parents[3]), *sys.path] if path)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     answer, modules = map(json.loads, done.stdout.splitlines())
