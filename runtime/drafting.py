@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from edgespec.errors import UsageError
 from edgespec.manifest import Manifest
 from edgespec.runtime import drafters
 from edgespec.runtime.drafters.corpus import Corpus
+from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer, Source
+from edgespec.runtime.endless import LEAST_CAPACITY
 from edgespec.runtime.exactness import WidthRule
 from edgespec.runtime.loop import Target
 from edgespec.runtime.models.features import columns
@@ -27,6 +30,8 @@ from edgespec.runtime.models.models import Models
 from edgespec.runtime.models.row_heads import RowHeads
 from edgespec.runtime.models.rows import Floats
 from edgespec.runtime.models.token_map import TokenMap, read_token_map
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.providers.providers import NPU
 from edgespec.runtime.sampling.sampling import Sampler
 from edgespec.runtime.text.tokenizer import Codec, Tokenizer, load_codec
 from edgespec.runtime.text.translate import SharedIds, Translator, read_shared_ids
@@ -89,6 +94,43 @@ class Drafting:
     def available(self) -> tuple[str, ...]:
         """The values of the option ``drafter`` that have all they need, memory included."""
         return tuple(name for name in drafters.available(self._manifest) if self._why_dropped(name) is None)
+
+    def chosen(self, options: GenerationOptions) -> tuple[str, ...]:
+        """The drafters that a generation asks for.
+
+        Raises:
+            UsageError: there is no such drafter, or it cannot draft as it is asked to.
+        """
+        names = drafters.chosen(options.drafter, self._manifest)
+        most = self._manifest.target.max_width - 1
+        if names and options.draft_length != "auto" and options.draft_length > most:
+            static = self._models.placements.of_model("target").profile == NPU
+            wider = "--npu-widths that have" if static else "--max-width"
+            raise UsageError(
+                f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass; choose a "
+                f"smaller one, or export with {wider} {options.draft_length + 1}"
+            )
+        if options.lookahead is not None:
+            if "lookahead" not in names:
+                raise UsageError(f"lookahead: has no effect with drafter {options.drafter!r}; name lookahead among the drafters")
+            check_window(options.lookahead, most)
+        return self._without_heads(names, options) if options.endless else names
+
+    def _without_heads(self, names: Sequence[str], options: GenerationOptions) -> tuple[str, ...]:
+        """The drafters for an endless text.
+
+        Raises:
+            UsageError: heads were asked for, or the cache is too small.
+        """
+        if self._capacity < LEAST_CAPACITY:
+            raise UsageError(f"endless: needs a context of {LEAST_CAPACITY} tokens, this one has {self._capacity}")
+        models = self._manifest.models
+        heads = [name for name in names if any(models[model].reads for model in drafters.models_of(name, self._manifest))]
+        if heads and options.drafter != "auto":
+            raise UsageError(
+                f"endless: drafter {heads[0]} reads hidden states of the whole text, of which a part is dropped; name another one"
+            )
+        return tuple(name for name in names if name not in heads)
 
     @functools.cached_property
     def costs(self) -> Costs:

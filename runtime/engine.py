@@ -30,10 +30,9 @@ from edgespec.runtime.conversations import prefix as prefixes
 from edgespec.runtime.conversations.chat import Chat
 from edgespec.runtime.conversations.swap import Swap
 from edgespec.runtime.drafters.corpus import read_corpus
-from edgespec.runtime.drafters.lookahead import check_window
 from edgespec.runtime.drafters.proposer import Proposer
 from edgespec.runtime.drafting import Drafting
-from edgespec.runtime.endless import LEAST_CAPACITY, Rolling
+from edgespec.runtime.endless import Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
 from edgespec.runtime.memory.ahead import what_is_wanted
@@ -52,13 +51,13 @@ from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.providers.placement import Placements, Profile, Providers, Threads
 from edgespec.runtime.providers.profiles import with_profiles
-from edgespec.runtime.providers.providers import NPU
 from edgespec.runtime.recheck import Recheck
 from edgespec.runtime.sampling.sampling import make_sampler
 from edgespec.runtime.sampling.structured import Grammar, GrammarMaker
 from edgespec.runtime.stats import Stats
 from edgespec.runtime.stream import GenerationResult, Piece, Stream, pieces_of
 from edgespec.runtime.text.chat_template import ChatTemplate, Message
+from edgespec.runtime.text.prompt import Prompt, encode_prompt
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.tuning import calibration
 from edgespec.runtime.tuning.acceptance import Acceptance
@@ -70,8 +69,6 @@ MEASURED_ROWS = 512  # more than any measurement fills
 KEPT_BLOCKS = 2**22  # memory blocks below this size stay with the process when they are freed, so that passes are quick
 OWN_BLOCKS = 2**17  # under a budget, memory blocks from this size on go back to the system when they are freed
 BUSY = "this engine is generating already; finish or close that generation first"
-
-Prompt = str | Sequence[Message] | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,23 +358,7 @@ class Engine:
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """The token ids that a prompt becomes; ``chat`` as in the options."""
-        if isinstance(prompt, str):
-            if not prompt:
-                raise UsageError("the prompt is empty")
-            if chat is None:
-                chat = self.chat_template is not None
-            if not chat:
-                return self.tokenizer.encode(prompt, prefix=True)
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, Sequence) and not hasattr(prompt, "__len__"):
-            raise UsageError(f"prompt: expected a text, messages or token ids, found {type(prompt).__name__}")
-        if len(prompt) == 0:
-            raise UsageError("the prompt is empty")
-        if not isinstance(prompt[0], Mapping):
-            return self.tokenizer.check(prompt)  # type: ignore[arg-type]
-        if self.chat_template is None:
-            raise UsageError("this bundle has no chat template: give the prompt as one text, without chat")
-        return self.tokenizer.encode(self.chat_template.render(prompt), prefix=False)  # type: ignore[arg-type]
+        return encode_prompt(prompt, chat, self.tokenizer, self.chat_template)
 
     def trim(self) -> None:
         """Give back memory that can be had again, on the system's low-memory signal and from any thread: draft models, rows of
@@ -425,21 +406,7 @@ class Engine:
         """Check everything that can be checked before the first pass, so that a mistake shows at the call."""
         self._check_idle()
         started = time.perf_counter()
-        names = drafters.chosen(options.drafter, self.manifest)
-        most = self.manifest.target.max_width - 1
-        if names and options.draft_length != "auto" and options.draft_length > most:
-            static = self.placements.of_model("target").profile == NPU
-            wider = "--npu-widths that have" if static else "--max-width"
-            raise UsageError(
-                f"draft_length: {options.draft_length} is more than {most}, which this bundle's graph can verify in one pass; choose a "
-                f"smaller one, or export with {wider} {options.draft_length + 1}"
-            )
-        if options.lookahead is not None:
-            if "lookahead" not in names:
-                raise UsageError(f"lookahead: has no effect with drafter {options.drafter!r}; name lookahead among the drafters")
-            check_window(options.lookahead, most)
-        if options.endless:
-            names = self._without_heads(names, options)
+        names = self._drafting.chosen(options)
         context = self.encode(prompt, options.chat)
         if not context:
             raise UsageError("the prompt is empty")
@@ -539,22 +506,6 @@ class Engine:
             branches=proven is None,
             rolling=Rolling(model.capacity - widths.least_rows + 1) if options.endless else None,
         )
-
-    def _without_heads(self, names: Sequence[str], options: GenerationOptions) -> tuple[str, ...]:
-        """The drafters for an endless text.
-
-        Raises:
-            UsageError: heads were asked for, or the cache is too small.
-        """
-        if self.capacity < LEAST_CAPACITY:
-            raise UsageError(f"endless: needs a context of {LEAST_CAPACITY} tokens, this one has {self.capacity}")
-        models = self.manifest.models
-        heads = [name for name in names if any(models[model].reads for model in drafters.models_of(name, self.manifest))]
-        if heads and options.drafter != "auto":
-            raise UsageError(
-                f"endless: drafter {heads[0]} reads hidden states of the whole text, of which a part is dropped; name another one"
-            )
-        return tuple(name for name in names if name not in heads)
 
     def _model(self, name: str) -> Model:
         return self._models.get(name)

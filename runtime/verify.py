@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from edgespec.runtime.engine import Engine, Prompt
+from edgespec.runtime.engine import Engine
 from edgespec.runtime.exactness import Exactness
+from edgespec.runtime.text.prompt import Prompt
 
 PROMPTS = (
     "List three uses of a paperclip.",

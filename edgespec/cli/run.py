@@ -16,7 +16,7 @@ from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.runtime import Engine
-    from edgespec.runtime.engine import Prompt
+    from edgespec.runtime.text.prompt import Prompt
 
 ACCEPTED_COLOUR = "green"
 

@@ -47,7 +47,7 @@ class Models:
         self._path = path
         self._manifest = manifest
         self._settings = settings
-        self._placements = placements
+        self.placements = placements
         self._packs = dict(packs)
         self._own_blocks = own_blocks
 
@@ -83,7 +83,7 @@ class Models:
         return open_model(
             graph.parent,
             dataclasses.replace(spec, graph=graph.name, max_width=min(spec.max_width, self._settings.width)),
-            self._placements.of_model(name),
+            self.placements.of_model(name),
             capacity=rows_of(name, self._manifest, self._settings),
             alone=not self._manifest.models.keys() - {"target"} - self.dropped.keys(),
             chunk=self._settings.chunk,
@@ -94,7 +94,7 @@ class Models:
         """Heads that keep no cache; errors are those of :meth:`get`."""
         self._check_kept(name)
         if name not in self.heads:
-            spec, place = self._manifest.models[name], self._placements.of_model(name)
+            spec, place = self._manifest.models[name], self.placements.of_model(name)
             self.heads[name] = RowHeads(
                 self._path / spec.graph, spec, threads=place.threads, providers=place.providers, strict=place.strict
             )

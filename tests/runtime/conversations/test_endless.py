@@ -103,14 +103,14 @@ def test_a_conversation_goes_on_and_reuses_rows(engine: Engine) -> None:
         chat.send("and then?", endless=False)
 
 
-def test_what_cannot_be_endless_is_refused(bundle: Path, engine: Engine) -> None:
+def test_what_cannot_be_endless_is_refused(bundle: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="endless: 1 is not true or false"):
         engine.generate(PROMPT, endless=1)
     with load(bundle, threads=1, context=20) as small, pytest.raises(UsageError, match="endless: needs a context of 32"):
         small.generate(PROMPT, endless=True)
     models = engine.manifest.models
     head = dataclasses.replace(models["draft"], reads=("last",))
-    engine.manifest = dataclasses.replace(engine.manifest, models={**models, "draft": head})
+    monkeypatch.setattr(engine._drafting, "_manifest", dataclasses.replace(engine.manifest, models={**models, "draft": head}))
     with pytest.raises(UsageError, match="endless: drafter draft reads hidden states"):
         engine.generate(PROMPT, drafter="draft", endless=True)
     assert engine.generate(PROMPT, max_new_tokens=80, ignore_eos=True, endless=True).stats.dropped_tokens
