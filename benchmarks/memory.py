@@ -27,7 +27,6 @@ from benchmarks.control_group import limited_memory
 from edgespec.bench.prompts import read_prompts
 from edgespec.bundle import open_bundle
 from edgespec.errors import CapacityError
-from edgespec.runtime.memory.ahead import plan_bundle
 from edgespec.runtime.memory.measure import usage
 from edgespec.runtime.tuning.machine import machine_name
 
@@ -103,7 +102,13 @@ def budgets(bundle: Path, count: int, context: int, seed: int, enforced: bool) -
         kinds[kind] = kinds.get(kind, 0) + 1
         if not good:
             wrong += 1
-            click.echo(f"  wrong: budget {budget}, {json.dumps({key: found[key] for key in found if key != 'ids'})[:400]}")
+            facts = {
+                "budget": budget,
+                "error": found.get("error"),
+                "peak": found.get("peak_rss_bytes"),
+                "same text": found.get("ids") == wanted,
+            }
+            click.echo(f"  wrong: {json.dumps({**facts, **settings, 'given up': found.get('plan', {}).get('steps')})}")
     for kind, number in sorted(kinds.items()):
         click.echo(f"{number:5}  {kind}")
     click.echo(f"{wrong} of {count} wrong")
@@ -111,14 +116,12 @@ def budgets(bundle: Path, count: int, context: int, seed: int, enforced: bool) -
 
 
 def smallest(bundle: Path, context: int) -> int:
-    """The budget that a refusal names, in bytes."""
-    try:
-        plan_bundle(bundle, memory_budget=1, context=context, pack_cache=False)
-    except CapacityError as error:
-        found = re.search(r"smallest that works is (\d+) MB", str(error))
-        if found:
-            return int(found[1]) * 10**6
-    raise SystemExit("a budget of one byte was not refused")
+    """The budget that a refusal names, in bytes. A process of its own is refused, since what this one holds is something else."""
+    refusal = run(bundle, budget=1, context=context, length=3, packs=False).get("error", "")
+    found = re.search(r"smallest that works is (\d+) MB", refusal)
+    if found is None:
+        raise SystemExit("a budget of one byte was not refused")
+    return int(found[1]) * 10**6
 
 
 @main.command()

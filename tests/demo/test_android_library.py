@@ -24,7 +24,7 @@ from tests.demo.test_android_project import PROJECT
 from tests.helpers.bundles import make_attention_bundle
 from tests.runtime.text.test_chatml import TEMPLATES
 
-OPTIONS = ({"drafter": "none"}, {"drafter": "draft", "draft_length": 3})
+OPTIONS = ({"drafter": "none"}, {"drafter": "auto", "draft_length": 3})
 CODE = """
 import json, os, sys
 sys.path.insert(0, sys.argv[4])
