@@ -167,6 +167,7 @@ class _Checks:
 
     def _profile(self, static: StaticProfile, model: ModelSpec, field: str) -> None:
         self.need(0 < static.capacity <= model.capacity, f"{field}.capacity", static.capacity, "is not within the model's capacity")
+        self.need(static.kv_dtype in ("float32", "uint16"), f"{field}.kv_dtype", static.kv_dtype, "is not float32 or uint16")
         self.need(0 < len(static.graphs) <= 100, f"{field}.graphs", len(static.graphs), "graphs are out of range")
         for index, context in enumerate(static.compiled.contexts if static.compiled else ()):
             self.need_file(context, f"{field}.compiled.contexts[{index}]")

@@ -13,6 +13,7 @@ METHODS = ("gptq", "search", "rtn")
 DEFAULT_METHODS = {"int4": "gptq", "mixed": "gptq"}  # else "search": at 8 bits there is next to nothing to gain
 DEFAULT_CONTEXT_LIMIT = 4096
 KV_TYPES = ("float32", "int8", "int4")
+NPU_ACTIVATIONS = ("float", "int16")
 PROFILES = ("cpu", "cuda", "webgpu", "npu")
 NPU_WIDTHS = (1, 5, 64)
 LAYERS_PREFIX, SELF = "layers:", "self"
@@ -34,6 +35,7 @@ class ExportConfig:
     other is asked for. Draft heads keep float32.
     ``profiles`` are graphs to add to the one that every model has: "cuda", "webgpu" or "npu" ("cpu" stands for that one). ``npu_widths``
     are the numbers of new tokens of the graphs of fixed shapes: of plain decoding, of verification passes, and of a chunk of the prompt.
+    With ``npu_activations`` "int16" these compute with whole numbers of 16 bits in place of floats.
     ``ort_format`` writes graphs in ONNX Runtime's own format.
     ``taps`` are hidden states that the target gives besides those that heads read (:mod:`edgespec.export.passes.tap_features`).
     """
@@ -60,6 +62,7 @@ class ExportConfig:
     kv: tuple[str, ...] = ("float32",)
     profiles: tuple[str, ...] = ()
     npu_widths: tuple[int, ...] = NPU_WIDTHS
+    npu_activations: str = "float"
     ort_format: bool = False
     taps: tuple[str, ...] = ()
 
@@ -90,6 +93,13 @@ class ExportConfig:
         widths = self.npu_widths
         if len(widths) < 3 or list(widths) != sorted(set(widths)) or not 1 <= widths[0] <= widths[-1] <= 1024:
             raise UsageError(f"--npu-widths: {widths} are not three or more ascending widths such as 1,5,64, the last one for prompts")
+        if self.npu_activations not in NPU_ACTIVATIONS:
+            raise UsageError(f"--npu-activations: {self.npu_activations!r} is unknown; choose one of {', '.join(NPU_ACTIVATIONS)}")
+        if self.npu_activations == "int16":
+            if "npu" not in self.profiles:
+                raise UsageError("--npu-activations int16: is for the graphs of --profile npu, which is missing")
+            for weights in {self.weights, self.draft_weights or self.weights} - {"int8", "int4", "mixed"}:
+                raise UsageError(f"--npu-activations int16: needs weights of int8, int4 or mixed, which {weights} are not")
         if self.draft_revision is not None and len([draft for draft in self.drafts if early_exit_layers(draft) is None]) != 1:
             raise UsageError("--draft-revision: needs one --draft that is on the Hub")
         for index, draft in enumerate(self.drafts):

@@ -33,13 +33,14 @@ from edgespec.export.heads.fused_proof import prove_fused
 from edgespec.export.heads.proof import SAMPLES, Sample, draft_share_right, write_samples
 from edgespec.export.kv_cache import add_kv_forms, check_kv, use_first
 from edgespec.export.measure import measure_target
-from edgespec.export.passes import Pipeline, Style, pipeline, static_pipeline
+from edgespec.export.passes import Pipeline, StaticSizes, Style, pipeline, static_pipeline
 from edgespec.export.passes.base import dialect_nodes, fixed_shape
+from edgespec.export.passes.quantise_activations import Ranges
 from edgespec.export.quantise.choice import Choice, calibration_ids, choose
 from edgespec.export.recipe import Recipe, get_recipe
 from edgespec.export.reference import shallow_config
 from edgespec.export.standins import dense_experts
-from edgespec.export.static_profile import static_sizes, write_graphs
+from edgespec.export.static_profile import static_sizes, write_graphs, write_integer_graphs
 from edgespec.export.stored import Place, StoredWeights
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.angles import fix_angles, steady_length
@@ -143,7 +144,8 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] 
             check_kv(decoder.traced.model.graph)
         variants.check(decoder.traced.model, config.profiles)
         if NPU in config.profiles:
-            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity)
+            integer = config.npu_activations == "int16"
+            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity, integer)
     with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, opened)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -207,11 +209,6 @@ def _write_model(
     # What a draft computes only has to be likely, so only the target's arithmetic must not depend on the width of a pass.
     style = Style(padded=name == "target")
     places = write(styled(style), f"{name}.onnx")
-    profiles = None
-    if NPU in config.profiles:
-        sizes = static_sizes(config.npu_widths, prepared.capacity)
-        pipelines = {size: static_pipeline(choice.plan, layers, size, taps) for size in sizes}
-        profiles = {NPU: write_graphs(name, pipelines, write)}
     vocabulary = min(len(_tokenizer_of(decoder, prepared)), decoder.traced.vocab_size)
     wanted = [profile for profile in variants.STYLES if profile in config.profiles]
     others = {profile: variants.write_variant(name, profile, vocabulary, styled, folder, write) for profile in wanted}
@@ -232,10 +229,22 @@ def _write_model(
         tokenizer=tokenizer,
         hidden_states=len(taps) * traced.hidden_size or None,
         taps=tuple(Tap(tap, traced.hidden_size) for tap in taps) or None,
-        profiles=profiles,
         variants=others or None,
         pads_attention=style.padded,
     )
+    if NPU in config.profiles:
+        sizes = static_sizes(config.npu_widths, prepared.capacity)
+
+        def static_pipelines(ranges: Ranges | None = None) -> dict[StaticSizes, Pipeline]:
+            return {size: static_pipeline(choice.plan, layers, size, taps, ranges) for size in sizes}
+
+        if config.npu_activations == "int16":
+            ids = calibration_ids(config, _tokenizer_of(decoder, prepared))
+            with _step(f"{name}: calibrating activations", config.quiet):
+                profile = write_integer_graphs(name, folder, spec, static_pipelines, write, ids)
+        else:
+            profile = write_graphs(name, static_pipelines(), write)
+        spec = dataclasses.replace(spec, profiles={NPU: profile})
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
 
 

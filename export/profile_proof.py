@@ -1,5 +1,5 @@
 """Other profiles of a model are proven against its usual graph, which has been proven against the original: the same weights, so they may
-differ by no more than arithmetic in another order."""
+differ by no more than arithmetic in another order. Graphs that compute with whole numbers have other weights, and are that much off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import EXACT, FAULT, HALF, ROUNDED, within
+from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, within
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.placement import Placement
@@ -33,6 +33,8 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
     model = open_model(folder, profile_spec(spec, profile, name), place, capacity=capacity)
     usual = open_model(folder, spec, dataclasses.replace(place, profile=DYNAMIC), capacity=capacity)
     limits = ROUNDED if weights != "fp32" else HALF if model.spec.kv_dtype == "float16" else EXACT
+    if model.spec.kv_dtype == "uint16":
+        limits = DIVERGENCE[weights]  # its weights are rounded in another way
     for text in texts[:PROOF_TEXTS]:
         wanted, logits = (_logits(each, list(text[:capacity]), model.spec.max_width) for each in (usual, model))
         if not np.isfinite(logits).all():

@@ -17,10 +17,17 @@ KEY = "edgespec.recipe"
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Blockwise quantisation along the last axis: ``bits`` per weight, one scale and zero point per ``block`` weights."""
+    """Blockwise quantisation along the last axis: ``bits`` per weight, one scale and zero point per ``block`` weights.
+
+    ``signed`` numbers have their zero in the middle and are stored by columns ``[K, N]``, as DequantizeLinear takes them.
+    """
 
     bits: int
     block: int
+    signed: bool = False
+
+
+WHOLE = Scheme(16, 0)  # one scale and zero point for the whole tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ import torch
 
 from edgespec.export.checkpoint import Checkpoint, Origin
 from edgespec.export.quantise import Quantised, join, quantise
-from edgespec.export.recipe import KEY, Recipe, Scheme, get_recipe
+from edgespec.export.quantise.qdq import signed_parts, whole_parts
+from edgespec.export.recipe import KEY, WHOLE, Recipe, Scheme, get_recipe
 from edgespec.export.stored import Place
 
 ALIGNMENT = 4096  # a page, so that ONNX Runtime can map each tensor where it lies
@@ -112,7 +113,10 @@ def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: s
         joined = joined + recipe.offset
     if recipe.scheme is None:
         return {"float": joined.numpy()}
-    return _parts(quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme, method))
+    if recipe.scheme == WHOLE:
+        return whole_parts(joined.numpy())
+    quantised = quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme, method)
+    return signed_parts(quantised) if recipe.scheme.signed else _parts(quantised)
 
 
 def _parts(quantised: Quantised) -> dict[str, np.ndarray]:

@@ -95,7 +95,7 @@ def genai_model(checkpoint: Path, folder: Path, bits: int, block: int, algorithm
     output = folder / (f"genai-int{bits}-block{block}{_part(checkpoint)}" + ("" if algorithm == "default" else f"-{algorithm}"))
     if not (output / "genai_config.json").exists():
         python = environment("onnxruntime-genai", folder)
-        options = [f"int4_block_size={block}", "int4_accuracy_level=4", f"int4_algo_config={algorithm}"]
+        options = [f"block_size={block}", "accuracy_level=4", f"algo_config={algorithm}"]
         arguments = ["-m", str(checkpoint), "-o", str(output), "-p", f"int{bits}", "-e", "cpu", "-c", str(folder / "genai-cache")]
         quiet(str(python), "-m", "onnxruntime_genai.models.builder", *arguments, "--extra_options", *options)
     return output

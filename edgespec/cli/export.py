@@ -62,6 +62,13 @@ def kv_types(_context: click.Context, _param: click.Parameter, value: str) -> tu
     help="With --profile npu: tokens of a pass of plain decoding, of verification (K + 1), and of a chunk of the prompt.",
 )
 @click.option(
+    "--npu-activations",
+    type=click.Choice(["float", "int16"]),
+    default="float",
+    show_default=True,
+    help="With --profile npu: what its graphs compute with. int16 is for chips without floats, and needs quantised weights.",
+)
+@click.option(
     "--max-kl",
     type=float,
     help="Fail if an exported model (target or draft) diverges more than this from the original, in nats; --weights mixed chooses by it.",

@@ -28,8 +28,10 @@ from edgespec.export.passes.lower_rotary import LowerRotary
 from edgespec.export.passes.lower_rows import LowerRows
 from edgespec.export.passes.lower_weights import LowerWeights
 from edgespec.export.passes.merge_projections import MergeProjections
+from edgespec.export.passes.name_values import NameValues
 from edgespec.export.passes.pack_attention import PackAttention
 from edgespec.export.passes.pad_attention import PadAttention
+from edgespec.export.passes.quantise_activations import QuantiseActivations, Ranges
 from edgespec.export.passes.remove_markers import RemoveMarkers
 from edgespec.export.passes.static_attention import StaticAttention
 from edgespec.export.passes.tabulate_angles import TabulateAngles
@@ -111,10 +113,14 @@ def pipeline(
     )
 
 
-def static_pipeline(plan: Plan | Scheme | None, early_exit: int | None, sizes: StaticSizes, taps: Sequence[str] = ()) -> Pipeline:
+def static_pipeline(
+    plan: Plan | Scheme | None, early_exit: int | None, sizes: StaticSizes, taps: Sequence[str] = (), ranges: Ranges | None = None
+) -> Pipeline:
     """The passes for a graph of fixed shapes out of standard operators, which is what an NPU's compiler takes. Arguments and
-    order are those of :func:`pipeline` where nothing is said."""
+    order are those of :func:`pipeline` where nothing is said; with ``ranges`` activations are whole numbers, with empty ones they are
+    about to be."""
     plan = Plan.of(plan)
+    whole = [NameValues(), QuantiseActivations(ranges)] if ranges is not None else []
     return Pipeline(
         *_beginning(early_exit, taps),
         CancelLayout(),  # heads stay an axis: the cache is joined along rows of [1, heads, S, D]
@@ -125,9 +131,10 @@ def static_pipeline(plan: Plan | Scheme | None, early_exit: int | None, sizes: S
         Tidy(),  # so that all layers have the very same angles
         TabulateAngles(sizes.capacity),
         LowerExperts(plan.default),
-        LowerWeights(plan, standard=True),
+        LowerWeights(plan, standard=True, signed=ranges is not None),
         FixShapes(sizes.width, sizes.rows, sizes.capacity),  # last: other passes tell the tokens' axis by its being dynamic
         Tidy(),
+        *whole,  # what is computed is final
     )
 
 

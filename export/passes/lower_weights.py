@@ -2,6 +2,7 @@
 
     float      FusedMatMul(x, W transposed)   Gather(W, ids)
     quantised  MatMulNBits                    GatherBlockQuantized
+    signed     MatMul(x, DequantizeLinear)    GatherBlockQuantized
 
 A tied embedding and head keep one recipe, hence one copy of the bytes. accuracy_level 4 (int8 activations) always:
 the other levels have no fast kernel for several rows.
@@ -22,12 +23,13 @@ ACCURACY_LEVEL = 4
 
 class LowerWeights(GraphPass):
     """``plan`` says how each matrix is quantised; None keeps all of them float. ``standard`` writes float products with operators
-    of ONNX itself."""
+    of ONNX itself, ``signed`` those of quantised weights, too."""
 
-    def __init__(self, plan: Plan | Scheme | None, standard: bool = False) -> None:
+    def __init__(self, plan: Plan | Scheme | None, standard: bool = False, signed: bool = False) -> None:
         super().__init__()
         self.plan = Plan.of(plan)
         self.standard = standard
+        self.signed = signed
 
     def edit(self, graph: ir.Graph) -> bool:
         linears, embeddings = list(dialect_nodes(graph, "Linear")), list(dialect_nodes(graph, "Embedding"))
@@ -54,6 +56,10 @@ class LowerWeights(GraphPass):
             return ir.node("MatMul", [x, turned.outputs[0]])
         if scheme is None:
             return ir.node("FusedMatMul", [x, matrix], {"transB": 1}, domain=MICROSOFT, version=1)
+        if self.signed:
+            values = _dequantised(graph, matrix, scheme)
+            graph.insert_before(node, values)
+            return ir.node("MatMul", [x, values.outputs[0]])
         rows, columns = fixed_shape(matrix)
         data, scales, zeros = quantised_parts(graph, matrix, scheme)
         attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.block, "accuracy_level": ACCURACY_LEVEL}
@@ -84,6 +90,20 @@ class LowerWeights(GraphPass):
         graph.insert_before(node, [lookup, trimmed])
         replace_value(node.outputs[0], trimmed.outputs[0])
         graph.remove(node, safe=True)
+
+
+def _dequantised(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> ir.Node:
+    """The node that gives the matrix turned, ``[K, N]``, from signed numbers of as many bits and scales ``[blocks, N]``."""
+    recipe = get_recipe(matrix)
+    assert recipe is not None
+    rows, columns = fixed_shape(matrix)
+    scheme = Scheme(scheme.bits, scheme.block, signed=True)
+    name = f"{matrix.name}.signed{scheme.bits}"
+    dtype = ir.DataType.INT4 if scheme.bits == 4 else ir.DataType.INT8
+    data = weight(graph, name, dtype, (columns, rows), recipe.quantised(scheme, "data"))
+    shape = (math.ceil(columns / scheme.block), rows)
+    scales = weight(graph, f"{name}.scales", ir.DataType.FLOAT, shape, recipe.quantised(scheme, "scales"))
+    return ir.node("DequantizeLinear", [data, scales], {"axis": 0, "block_size": scheme.block}, version=23)
 
 
 def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[ir.Value, ir.Value, ir.Value]:

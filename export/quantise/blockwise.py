@@ -88,13 +88,20 @@ def full_range(w: torch.Tensor, levels: int, axis: int) -> tuple[torch.Tensor, t
     return ((high - low) / levels).clamp_(min=torch.finfo(torch.float32).tiny), (low + high) / 2
 
 
+def _around_zero(w: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale that covers the largest magnitude of each block, and 0: the zero point is then half of the levels, rounded up."""
+    largest = w.abs().amax(-1, keepdim=True)
+    return (largest / (levels // 2)).clamp_(min=torch.finfo(torch.float32).tiny), torch.zeros_like(largest)
+
+
 def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, columns = weight.shape
     blocks = math.ceil(columns / scheme.block)
+    neighbours = () if scheme.signed else NEIGHBOURS[scheme.bits]
     padded = torch.nn.functional.pad(weight, (0, blocks * scheme.block - columns))
     w = padded.view(rows, blocks, scheme.block)
     levels = 2**scheme.bits - 1
-    full, middle = full_range(w, levels, -1)
+    full, middle = _around_zero(w, levels) if scheme.signed else full_range(w, levels, -1)
     if method == "rtn":
         zero = torch.round(levels / 2 - middle / full).clamp_(0, levels)
         codes = torch.round(w / full + zero).clamp_(0, levels)
@@ -105,7 +112,7 @@ def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tens
         # With a smaller scale the range no longer fits; keep its centre.
         best = _better(best, _refine(w, scale, torch.round(levels / 2 - middle / scale).clamp_(0, levels), levels))
     assert best is not None
-    for step in NEIGHBOURS[scheme.bits]:
+    for step in neighbours:
         best = _better(best, _refine(w, best[1], (best[2] + step).clamp_(0, levels), levels))
     return best[0].to(torch.uint8), best[1].squeeze(-1), best[2].squeeze(-1)
 

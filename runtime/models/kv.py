@@ -38,6 +38,7 @@ class KvType:
 KV_TYPES = {
     "float32": KvType(np.dtype(np.float32), "tensor(float)"),
     "float16": KvType(np.dtype(np.float16), "tensor(float16)"),
+    "uint16": KvType(np.dtype(np.uint16), "tensor(uint16)"),
     "int8": KvType(np.dtype(np.int8), "tensor(int8)"),
     "int4": KvType(np.dtype(np.uint8), "tensor(uint8)", numbers=2),
 }
@@ -67,7 +68,7 @@ def kv_choice(value: str | Sequence[str] | None, manifest: Manifest, onnxruntime
     names = tuple(value.replace(" ", "").split(",") if isinstance(value, str) else value)
     have = (target.kv_dtype, *(target.kv_forms or ()))
     for index, name in enumerate(names):
-        if name not in KV_DTYPES or name in names[:index]:
+        if name not in {*KV_DTYPES, target.kv_dtype} or name in names[:index]:
             raise UsageError(f"kv: {value!r} is not a type of KV cache, or several different ones; there are {', '.join(KV_DTYPES)}")
         if name not in have:
             raise UsageError(

@@ -177,7 +177,7 @@ def _entries(folder: Path, profile: StaticProfile, place: Placement) -> dict[str
 
 def _check_shapes(graph: Path, kind: str, found: Sequence[Any], wanted: dict[str, npt.NDArray[Any]]) -> None:
     """Compare the graph's inputs or outputs with the manifest, so that a wrong one is named before the first pass."""
-    types = {"float32": "tensor(float)", "float16": "tensor(float16)", "int64": "tensor(int64)"}
+    types = {"float32": "tensor(float)", "uint16": "tensor(uint16)", "int64": "tensor(int64)"}
     have = {item.name: (item.type, list(item.shape)) for item in found}
     want = {name: (types[array.dtype.name], list(array.shape)) for name, array in wanted.items()}
     for name in sorted(have.keys() | want.keys()):

@@ -51,7 +51,7 @@ def static_spec(spec: ModelSpec, profile: str, name: str) -> ModelSpec:
             f"--profile {name}={DYNAMIC}"
         )
     widest = max(graph.width for graph in found.graphs if graph.rows == graph.width)
-    return dataclasses.replace(spec, capacity=found.capacity, max_width=widest, pass_ms=None)
+    return dataclasses.replace(spec, capacity=found.capacity, max_width=widest, pass_ms=None, kv_dtype=found.kv_dtype)
 
 
 def open_model(

@@ -23,6 +23,7 @@ from edgespec.runtime.providers.session import make_session
 from tests.export.conftest import export
 from tests.export.test_families import IDS, Reference
 from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.helpers.distances import relative_rms
 from tests.helpers.speculation import assert_plain_text
 
 pytestmark = [
@@ -31,11 +32,6 @@ pytestmark = [
 ]
 HALF = 1e-2  # rms error of logits over their spread that 16-bit floats may cost
 QNN = "QNNExecutionProvider"
-
-
-def distance(found: np.ndarray, wanted: np.ndarray) -> float:
-    """rms difference over the spread of what is wanted."""
-    return float(np.sqrt(np.square(found - wanted).mean()) / wanted.std())
 
 
 def open_on_qnn(bundle: Path) -> Model:
@@ -58,14 +54,14 @@ def test_every_node_is_on_the_npu_and_logits_are_torchs(checkpoint: Path, bundle
     """Strict: the session would not come up with a node elsewhere. A prompt in chunks, a tree of which a branch is kept, one by one."""
     model, reference = open_on_qnn(bundle), Reference(checkpoint)
     wanted = reference(IDS[:40])
-    assert distance(model.run(IDS[:16], [0, 7, 15]), wanted[[0, 7, 15]]) < HALF
-    assert distance(model.run(IDS[16:20], range(4)), wanted[16:20]) < HALF
+    assert relative_rms(model.run(IDS[:16], [0, 7, 15]), wanted[[0, 7, 15]]) < HALF
+    assert relative_rms(model.run(IDS[16:20], range(4)), wanted[16:20]) < HALF
     tree = model.run([IDS[20], 7, IDS[21], IDS[22]], range(4), (-1, 0, 0, 2))
-    assert distance(tree[[0, 2, 3]], wanted[20:23]) < HALF
-    assert distance(tree[1], reference([*IDS[:21], 7])[-1]) < HALF
+    assert relative_rms(tree[[0, 2, 3]], wanted[20:23]) < HALF
+    assert relative_rms(tree[1], reference([*IDS[:21], 7])[-1]) < HALF
     model.keep_path(20, (0, 2, 3))
     for position in range(23, 26):
-        assert distance(model.run([IDS[position]], [0])[0], wanted[position]) < HALF
+        assert relative_rms(model.run([IDS[position]], [0])[0], wanted[position]) < HALF
 
 
 def test_speculation_on_the_npu_writes_its_plain_text(bundle: Path) -> None:
@@ -100,7 +96,28 @@ def test_quantised_products_are_on_the_npu(checkpoint: Path, tmp_path: Path, wei
     npu = open_model(bundle, spec, place, capacity=CAPACITY)
     cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
     found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
-    assert distance(found_logits, wanted) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
+    assert relative_rms(found_logits, wanted) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_whole_numbers_are_on_the_npu(checkpoint: Path, tmp_path: Path, weights: str) -> None:
+    """All but what is in front and behind: the embedding, and from floats to whole numbers and back. They are what the CPU computes."""
+    options = {"profiles": ("npu",), "npu_widths": (1, 5, 16), "npu_activations": "int16", "method": "search"}
+    bundle = export(checkpoint, tmp_path / "bundle", weights=weights, max_kl=9.0, **options).output
+    place = Placements.of("qnn", threads=1).of_model("target")
+    found = assignment(make_session(bundle / "target.npu.5.onnx", 1, place.providers))
+    assert found is not None
+    outside = found.pop("CPUExecutionProvider")
+    assert outside.keys() == {"GatherBlockQuantized", "QuantizeLinear", "DequantizeLinear"}
+    assert (outside["GatherBlockQuantized"], outside["DequantizeLinear"]) == (1, 1)
+    assert outside["QuantizeLinear"] <= 1 + len({layer.window for layer in read_manifest(bundle).target.layers} | {None})
+    assert found.keys() == {QNN}
+    assert found[QNN]["MatMul"] == 13
+    spec = static_spec(read_manifest(bundle).target, "npu", "target")
+    npu = open_model(bundle, spec, place, capacity=CAPACITY)
+    cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
+    found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
+    assert relative_rms(found_logits, wanted) < 3e-2, "the CPU's products round what they take to 8 bits"
 
 
 def contexts(bundle: Path) -> tuple[str, ...]:
