@@ -134,12 +134,14 @@ class Compiled:
 class StaticProfile:
     """A model once more, as graphs of fixed shapes in ascending width, over ``capacity`` cache rows (docs/providers.md). They
     point into the model's own files of weights, or are ``compiled`` for a provider. ``kv_dtype`` is the type of the cache: uint16 for
-    graphs that compute with whole numbers, whose scales they have in them."""
+    graphs that compute with whole numbers, whose scales they have in them. These are another approximation of the original than the
+    model's usual graph: ``fidelity`` is against that."""
 
     capacity: int
     graphs: tuple[StaticGraph, ...]
     compiled: Compiled | None = None
     kv_dtype: str = "float32"
+    fidelity: Fidelity | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from edgespec.export.passes.quantise_activations import Ranges
+from edgespec.export.passes.quantise_activations import Ranges, Seen
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.models.rows import HALF_MASKED, bias_name
 from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads, make_session
@@ -19,7 +19,7 @@ PAST, PRESENT = "past_key_values.", "present."
 
 
 def activation_ranges(graph: Path, spec: ModelSpec, texts: Sequence[Sequence[int]]) -> Ranges:
-    """Smallest and largest number of every float value that depends on the graph's inputs, by its name.
+    """What every float value that depends on the graph's inputs is like, by its name.
 
     Args:
         graph: one of the static graphs of the model ``spec``, with names for its values.
@@ -37,15 +37,17 @@ def activation_ranges(graph: Path, spec: ModelSpec, texts: Sequence[Sequence[int
         floats = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
         windows = {layer.window for layer in spec.layers} | {None}
         shapes = {value.name: tuple(value.shape) for value in session.get_inputs()}
-        ranges = dict.fromkeys(floats, (0.0, 0.0))
+        low, high, total = (dict.fromkeys(floats, 0.0) for _ in range(3))
+        passes = 0
         for text in texts:
             for arrays in _passes(session, floats, shapes, windows, text):
+                passes += 1
                 for name, array in zip(floats, arrays, strict=True):
-                    low, high = ranges[name]
-                    ranges[name] = min(low, float(array.min())), max(high, float(array.max()))
+                    low[name], high[name] = min(low[name], float(array.min())), max(high[name], float(array.max()))
+                    total[name] += float(np.abs(array).mean())
     finally:
         probe.unlink()
-    return ranges
+    return {name: Seen(low[name], high[name], total[name] / max(passes, 1)) for name in floats}
 
 
 def _computed(graph: onnx.GraphProto) -> Iterator[str]:

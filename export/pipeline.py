@@ -347,7 +347,10 @@ def _prove(
         parity.require(name, fidelity, kind, config.max_kl, kv_dtype)
     for profile in (*(spec.profiles or {}), *(spec.variants or {})):
         with _step(f"{name}: comparing the {profile} profile", config.quiet):
-            profile_proof.prove(folder, spec, kind, name, profile, sequences)
+            distance = profile_proof.prove(folder, spec, kind, name, profile, sequences)
+        if profile == NPU and config.npu_activations == "int16":
+            static = dataclasses.replace((spec.profiles or {})[NPU], fidelity=distance)
+            spec = dataclasses.replace(spec, profiles={NPU: static})
     forms = {kv_dtype: dataclasses.replace(form, fidelity=found[kv_dtype]) for kv_dtype, form in (spec.kv_forms or {}).items()}
     return dataclasses.replace(spec, fidelity=found.get(spec.kv_dtype), kv_forms=forms or None)
 

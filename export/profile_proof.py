@@ -11,8 +11,8 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, within
-from edgespec.manifest import ModelSpec
+from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, Limits, within
+from edgespec.manifest import Fidelity, ModelSpec
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.placement import Placement
 from edgespec.runtime.providers.profiles import open_model, profile_spec
@@ -22,8 +22,8 @@ from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_thread
 PROOF_TEXTS, PROOF_TOKENS = 3, 96
 
 
-def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, texts: Sequence[Sequence[int]]) -> None:
-    """Compare the graphs of ``profile`` with the usual one of the model ``name`` on these token sequences.
+def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, texts: Sequence[Sequence[int]]) -> Fidelity:
+    """Compare the graphs of ``profile`` with the usual one of the model ``name`` on these token sequences; how far they are from it.
 
     Raises:
         ExportError: they differ by more than ``weights`` of that type excuse.
@@ -34,7 +34,9 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
     usual = open_model(folder, spec, dataclasses.replace(place, profile=DYNAMIC), capacity=capacity)
     limits = ROUNDED if weights != "fp32" else HALF if model.spec.kv_dtype == "float16" else EXACT
     if model.spec.kv_dtype == "uint16":
-        limits = DIVERGENCE[weights]  # its weights are rounded in another way
+        own = DIVERGENCE[weights]  # its weights are rounded in another way, and so is what products take on the CPU
+        limits = Limits(max(own.kl, ROUNDED.kl), max(own.relative_rms, ROUNDED.relative_rms))
+    parts = []
     for text in texts[:PROOF_TEXTS]:
         wanted, logits = (_logits(each, list(text[:capacity]), model.spec.max_width) for each in (usual, model))
         if not np.isfinite(logits).all():
@@ -47,6 +49,8 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
                 f"{name}: logits of its {profile} profile are off from its usual graph by {found.relative_rms:.2g} of their spread "
                 f"(at most {limits.relative_rms:g}); {FAULT}"
             )
+        parts.append(found)
+    return parity.mean(parts)
 
 
 def _logits(model: Model, ids: list[int], width: int) -> np.ndarray:

@@ -65,6 +65,9 @@ def model_facts(model: ModelSpec) -> list[tuple[str, str]]:
     pairs += head_facts(model)
     if model.fidelity:
         pairs += fidelity_facts(model.fidelity)
+    for name, static in (model.profiles or {}).items():
+        if static.fidelity:
+            pairs.append((f"{name} profile", f"in whole numbers, KL {static.fidelity.kl:.2g} nats against the usual graph"))
     for kind, form in (model.kv_forms or {}).items():
         measured = fidelity_facts(form.fidelity)[0][1] if form.fidelity else "not measured"
         pairs.append((f"with {kind} KV", measured))

@@ -1,14 +1,19 @@
-"""16-bit whole numbers in place of float activations: QuantizeLinear and DequantizeLinear around every operator, which is the form in
+"""16-bit whole numbers in place of float activations: QuantizeLinear and DequantizeLinear around operators, which is the form in
 which compilers for NPUs take integer models.
 
-A value's scale comes from the range that calibration found for it (:func:`edgespec.export.static_profile.activation_ranges`), twice as
+A value's scale comes from the range that calibration found for it (:func:`edgespec.export.activations.activation_ranges`), twice as
 wide to be safe: of 16 bits that leaves 15. What only moves numbers, as a Transpose or the join of a cache with new rows, has one scale
 on both sides. The cache itself is of such numbers, in and out; token ids, masks and logits stay what they are for the host. An
 embedding that is quantised, which no NPU takes, stays in front as it is.
+
+Language models have a few activations that are thousands of times as large as all others, in the stream that the layers add to (Sun et
+al. 2024, Massive Activations in Large Language Models). One scale for such a value leaves nothing of the others, so it stays float, and
+with it what computes only with it; products with weights have norms in front of them, and so are not among these.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -18,10 +23,21 @@ from edgespec.export.passes.base import GraphPass, constant, fixed_shape
 from edgespec.export.quantise.qdq import whole_parts, whole_range
 from edgespec.export.recipe import WHOLE, get_recipe, weight
 
-Ranges = Mapping[str, tuple[float, float]]
-"""Smallest and largest number seen of each float value, by its name."""
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Of a value: the smallest and largest number, and the mean magnitude."""
+
+    low: float
+    high: float
+    mean: float
+
+
+Ranges = Mapping[str, Seen]
+"""What was seen of each float value, by its name."""
 
 ROOM = 2.0
+COARSE = 1 / 32  # of the mean magnitude: larger steps leave a value float
 MASKED = (-10_000.0, 0.0)  # of an attention bias, which has no numbers in between
 MOVES = {"Transpose", "Reshape", "Split", "Concat", "Slice", "Squeeze", "Unsqueeze", "Expand", "Identity", "Gather"}
 WEIGHTS = {"DequantizeLinear", "GatherBlockQuantized"}  # operators whose floats are scales
@@ -62,16 +78,22 @@ class _Quantising:
             if node.op_type in MOVES:
                 groups.join([value for value in (*node.inputs, *node.outputs) if value is not None and _is_float(value, ranges)])
         found: dict[ir.Value, tuple[float, float]] = {}
+        means: dict[ir.Value, float] = {}
         for value in _values(graph):
+            first = groups.first(value)
             if (span := _range(value, ranges)) is not None:
-                first = groups.first(value)
                 low, high = found.get(first, span)
                 found[first] = min(low, span[0]), max(high, span[1])
-        self._spans = {value: found.get(groups.first(value)) for value in _values(graph)}
+            if (seen := ranges.get(str(value.name))) is not None:
+                # Rows of the cache are whole numbers whatever it costs.
+                needed = float("inf") if str(value.name).startswith("present.") else seen.mean
+                means[first] = max(means.get(first, 0.0), needed)
+        fine = {first: span for first, span in found.items() if whole_range(*span)[0] <= COARSE * means.get(first, float("inf"))}
+        self._spans = {value: fine.get(groups.first(value)) for value in _values(graph)}
 
     def constant(self, value: ir.Value) -> None:
         """A float initializer as whole numbers, for all who compute with it."""
-        users = [(use.node, use.idx) for use in value.uses() if use.node.op_type not in WEIGHTS]
+        users = [(use.node, use.idx) for use in value.uses() if use.node.op_type not in WEIGHTS and self._has_whole_inputs(use.node)]
         if value.dtype != ir.DataType.FLOAT or not users:
             return
         recipe = get_recipe(value)
@@ -93,6 +115,11 @@ class _Quantising:
         for node, index in users:
             node.replace_input_with(index, back.outputs[0])
 
+    def _has_whole_inputs(self, node: ir.Node) -> bool:
+        """Or is about to have them. A table that is looked up has none, and its rows are what counts."""
+        values = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        return any(self._spans[value] for value in (values if node.op_type != "Gather" else node.outputs))
+
     def input(self, value: ir.Value) -> None:
         """The cache comes in whole numbers, a mask in floats."""
         span = self._spans[value]
@@ -111,7 +138,8 @@ class _Quantising:
     def result(self, node: ir.Node, value: ir.Value) -> None:
         """What an operator computes; an output of the graph keeps its name."""
         span = self._spans[value]
-        assert span is not None
+        if span is None:
+            return
         users = [(use.node, use.idx) for use in value.uses()]
         there, back = self._there_and_back(value, span)
         self._graph.insert_after(node, [there, back])
@@ -182,4 +210,4 @@ def _range(value: ir.Value, ranges: Ranges) -> tuple[float, float] | None:
         array = np.asarray(value.const_value.numpy()) if known and value.const_value is not None else np.zeros(0)
         return (float(array.min()), float(array.max())) if array.size else None
     found = ranges.get(str(value.name))
-    return None if found is None else (ROOM * found[0], ROOM * found[1])
+    return None if found is None else (ROOM * found.low, ROOM * found.high)

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from edgespec.errors import BundleError, UnsupportedModelError, UsageError
 from edgespec.export import ExportReport
+from edgespec.export.passes.quantise_activations import QuantiseActivations, Seen
 from edgespec.export.quantise import dequantise, quantise
 from edgespec.export.quantise.qdq import LEVELS, signed_parts, whole_parts, whole_range
 from edgespec.export.recipe import Scheme
@@ -169,6 +171,41 @@ def test_four_bits(tmp_path: Path) -> None:
     with load(bundle, profile="npu", threads=1) as engine:
         stats = engine.generate(IDS[:40], drafter="draft", draft_length=4, max_new_tokens=40, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.9
+
+
+def test_massive_activations_stay_float() -> None:
+    """A number thousands of times as large as the others, as real models have: one scale would leave nothing of these."""
+    nodes = [
+        helper.make_node("Add", ["x", "more"], ["sum"]),
+        helper.make_node("Mul", ["sum", "gain"], ["loud"]),
+        helper.make_node("RMSNormalization", ["loud", "weight"], ["even"], axis=-1),
+        helper.make_node("Sigmoid", ["even"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    constants = {"gain": np.float32(3.0), "weight": rng.normal(size=8).astype(np.float32), "more": rng.normal(size=8).astype(np.float32)}
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 8]) for name in ("x", "y")]
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    ordinary, massive = Seen(-9.0, 9.0, 2.0), Seen(-9.0, 90_000.0, 3.0)
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+    wanted, found = run(proto, x), []
+    for loud in (ordinary, massive):
+        model = ir.from_proto(proto)
+        QuantiseActivations({"sum": loud, "loud": loud, "even": ordinary, "y": Seen(0.0, 1.0, 0.5)})(model)
+        rounded = {node.inputs[0].name for node in model.graph if node.op_type == "QuantizeLinear" and node.inputs[0] is not None}
+        assert rounded == ({"even", "y.float"} if loud is massive else {"sum", "loud", "even", "y.float"})
+        back = {node.outputs[0] for node in model.graph if node.op_type == "DequantizeLinear"}
+        scaled = next(node for node in model.graph if node.op_type == "Mul")
+        assert (scaled.inputs[1] in back) == (loud is ordinary), "what meets floats only stays float, too"
+        found.append(run(ir.to_proto(model), x))
+    np.testing.assert_allclose(found[0], wanted, atol=3e-4)
+    np.testing.assert_allclose(found[1], wanted, atol=3e-4)
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    result: np.ndarray = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    return result
 
 
 @pytest.mark.parametrize("bits", [4, 8])
