@@ -167,6 +167,10 @@ def test_four_bits(tmp_path: Path) -> None:
     options = {"profiles": ("npu",), "npu_widths": WIDTHS, "npu_activations": "int16", "max_kl": 9.0, "method": "search"}
     bundle = export(checkpoint, tmp_path / "bundle", draft=str(checkpoint), weights="int4", **options).output
     assert operators(bundle / "target.npu.8.onnx")["MatMul"] == 13
+    alone = export(checkpoint, tmp_path / "alone", weights="int4", max_kl=9.0, method="search").output
+    assert (bundle / "target.onnx").read_bytes() == (alone / "target.onnx").read_bytes(), (
+        "other weights come behind those of the usual graph"
+    )
     assert relative_rms(everything(open_target(bundle)), everything(open_target(bundle, "cpu"))) < 0.5
     with load(bundle, profile="npu", threads=1) as engine:
         stats = engine.generate(IDS[:40], drafter="draft", draft_length=4, max_new_tokens=40, ignore_eos=True).stats

@@ -210,6 +210,8 @@ def test_all_profiles_share_quantised_weights(tmp_path: Path) -> None:
     alone = export(checkpoint, tmp_path / "alone", weights="int8")
     bundle = export(checkpoint, tmp_path / "bundle", weights="int8", profiles=PROFILES, npu_widths=WIDTHS)
     assert bundle.sizes["weights.bin"] == alone.sizes["weights.bin"]
+    for name in ("target.onnx", "weights.bin"):  # what the cpu profile runs is not touched
+        assert (bundle.output / name).read_bytes() == (alone.output / name).read_bytes(), name
     for path in bundle.output.glob("target.*.onnx"):
         if not path.name.endswith(("take.onnx", "put.onnx")):  # they have no weights
             assert places(path) == places(bundle.output / "target.onnx"), path.name
