@@ -95,7 +95,7 @@ class ExportConfig:
             raise UsageError(f"--npu-widths: {widths} are not three or more ascending widths such as 1,5,64, the last one for prompts")
         if self.npu_activations not in NPU_ACTIVATIONS:
             raise UsageError(f"--npu-activations: {self.npu_activations!r} is unknown; choose one of {', '.join(NPU_ACTIVATIONS)}")
-        if self.npu_activations == "int16":
+        if self.has_integer_graphs:
             if "npu" not in self.profiles:
                 raise UsageError("--npu-activations int16: is for the graphs of --profile npu, which is missing")
             for weights in {self.weights, self.draft_weights or self.weights} - {"int8", "int4", "mixed"}:
@@ -112,6 +112,11 @@ class ExportConfig:
     @property
     def drafts(self) -> tuple[str, ...]:
         return drafts_of(self.draft)
+
+    @property
+    def has_integer_graphs(self) -> bool:
+        """Whether there will be graphs that compute with whole numbers."""
+        return self.npu_activations == "int16"
 
     def method_for(self, weights: str) -> str:
         """How weights of this type are quantised."""

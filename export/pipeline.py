@@ -144,8 +144,7 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] 
             check_kv(decoder.traced.model.graph)
         variants.check(decoder.traced.model, config.profiles)
         if NPU in config.profiles:
-            integer = config.npu_activations == "int16"
-            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity, integer)
+            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity, config.has_integer_graphs)
     with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, opened)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -238,7 +237,7 @@ def _write_model(
         def static_pipelines(ranges: Ranges | None = None) -> dict[StaticSizes, Pipeline]:
             return {size: static_pipeline(choice.plan, layers, size, taps, ranges) for size in sizes}
 
-        if config.npu_activations == "int16":
+        if config.has_integer_graphs:
             ids = calibration_ids(config, _tokenizer_of(decoder, prepared))
             with _step(f"{name}: calibrating activations", config.quiet):
                 profile = write_integer_graphs(name, folder, spec, static_pipelines, write, ids)
@@ -348,7 +347,7 @@ def _prove(
     for profile in (*(spec.profiles or {}), *(spec.variants or {})):
         with _step(f"{name}: comparing the {profile} profile", config.quiet):
             distance = profile_proof.prove(folder, spec, kind, name, profile, sequences)
-        if profile == NPU and config.npu_activations == "int16":
+        if profile == NPU and config.has_integer_graphs:
             static = dataclasses.replace((spec.profiles or {})[NPU], fidelity=distance)
             spec = dataclasses.replace(spec, profiles={NPU: static})
     forms = {kv_dtype: dataclasses.replace(form, fidelity=found[kv_dtype]) for kv_dtype, form in (spec.kv_forms or {}).items()}

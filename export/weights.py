@@ -115,9 +115,10 @@ def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: s
         return {"float": joined.numpy()}
     if recipe.scheme == WHOLE:
         return whole_parts(joined.numpy())
-    quantised = quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme, method)
-    return signed_parts(quantised) if recipe.scheme.signed else _parts(quantised)
+    return _parts(quantise(joined.reshape(-1, joined.shape[-1]), recipe.scheme, method))
 
 
 def _parts(quantised: Quantised) -> dict[str, np.ndarray]:
+    if quantised.scheme.signed:
+        return signed_parts(quantised)
     return {"data": quantised.data.numpy(), "scales": quantised.scales.numpy(), "zero_points": quantised.zero_points.numpy()}

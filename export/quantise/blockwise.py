@@ -88,9 +88,9 @@ def full_range(w: torch.Tensor, levels: int, axis: int) -> tuple[torch.Tensor, t
     return ((high - low) / levels).clamp_(min=torch.finfo(torch.float32).tiny), (low + high) / 2
 
 
-def _around_zero(w: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+def around_zero(w: torch.Tensor, levels: int, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale that covers the largest magnitude of each block, and 0: the zero point is then half of the levels, rounded up."""
-    largest = w.abs().amax(-1, keepdim=True)
+    largest = w.abs().amax(axis, keepdim=True)
     return (largest / (levels // 2)).clamp_(min=torch.finfo(torch.float32).tiny), torch.zeros_like(largest)
 
 
@@ -101,7 +101,7 @@ def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tens
     padded = torch.nn.functional.pad(weight, (0, blocks * scheme.block - columns))
     w = padded.view(rows, blocks, scheme.block)
     levels = 2**scheme.bits - 1
-    full, middle = _around_zero(w, levels) if scheme.signed else full_range(w, levels, -1)
+    full, middle = (around_zero if scheme.signed else full_range)(w, levels, -1)
     if method == "rtn":
         zero = torch.round(levels / 2 - middle / full).clamp_(0, levels)
         codes = torch.round(w / full + zero).clamp_(0, levels)

@@ -6,6 +6,7 @@ the float layer; the layer is then quantised, and runs again with its quantised 
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,23 +25,23 @@ SEQUENCE = 128  # tokens in a row of the calibration batch
 
 
 class QuantisedStore:
-    """Quantised matrices by the names of their tensors, in files that disappear with the store."""
+    """Quantised matrices by the names of their tensors and their schemes, in files that disappear with the store."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="edgespec-")
-        self._files: dict[str, Path] = {}
+        self._files: dict[tuple[str, Scheme], tuple[Path, int]] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
+    def __contains__(self, key: tuple[str, Scheme]) -> bool:
+        return key in self._files
 
     def put(self, name: str, quantised: Quantised) -> None:
         path = Path(self._folder.name) / f"{len(self._files)}.pt"
-        torch.save((quantised.scheme.bits, quantised.scheme.block, quantised.columns, *_tensors(quantised)), path)
-        self._files[name] = path
+        torch.save(_tensors(quantised), path)
+        self._files[name, quantised.scheme] = path, quantised.columns
 
-    def get(self, name: str) -> Quantised:
-        bits, block, columns, *tensors = torch.load(self._files[name], weights_only=True)
-        return Quantised(Scheme(bits, block), columns, *tensors)
+    def get(self, name: str, scheme: Scheme) -> Quantised:
+        path, columns = self._files[name, scheme]
+        return Quantised(scheme, columns, *torch.load(path, weights_only=True))
 
 
 def _tensors(quantised: Quantised) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,8 +51,8 @@ def _tensors(quantised: Quantised) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 class _Calibration:
     """The visitor."""
 
-    def __init__(self, weights: LayerWeights, plan: Plan, store: QuantisedStore, on_layer: Callable[[], None]) -> None:
-        self._weights, self._plan, self._store, self._on_layer = weights, plan, store, on_layer
+    def __init__(self, weights: LayerWeights, plan: Plan, signed: bool, store: QuantisedStore, on_layer: Callable[[], None]) -> None:
+        self._weights, self._plan, self._signed, self._store, self._on_layer = weights, plan, signed, store, on_layer
 
     def layer(self, _index: int, linears: dict[str, nn.Linear], hidden: torch.Tensor, run: Run) -> torch.Tensor:
         inputs = _Inputs()
@@ -74,12 +75,16 @@ class _Calibration:
         self._quantise([name], x.T @ x)
 
     def _quantise(self, names: list[str], hessian: torch.Tensor) -> None:
-        wanted = {name: scheme for name in names if (scheme := self._plan.scheme(name)) is not None and name not in self._store}
+        planned = {name: self._plan.scheme(name) for name in names}
+        wanted = {name: scheme for name, scheme in planned.items() if scheme is not None and (name, scheme) not in self._store}
         if not wanted:
             return
         factor = inverse_factor(hessian)
         for name, scheme in wanted.items():
-            quantised = gptq(self._weights[name], scheme, factor)
+            weight = self._weights[name]
+            if self._signed:
+                self._store.put(name, gptq(weight, dataclasses.replace(scheme, signed=True), factor))
+            quantised = gptq(weight, scheme, factor)
             self._store.put(name, quantised)
             self._weights.changed[name] = dequantise(quantised)
 
@@ -98,12 +103,14 @@ class _Inputs:
 
 
 def calibrated(
-    checkpoint: Checkpoint, config: Any, ids: list[int], plan: Plan, on_layer: Callable[[], None] = lambda: None
+    checkpoint: Checkpoint, config: Any, ids: list[int], plan: Plan, signed: bool, on_layer: Callable[[], None] = lambda: None
 ) -> QuantisedStore:
-    """Every linear weight that ``plan`` wants quantised, by GPTQ on the text ``ids``."""
+    """Every linear weight that ``plan`` wants quantised, by GPTQ on the text ``ids``; ``signed`` numbers of the same schemes as well."""
     store = QuantisedStore()
     limit = getattr(config.get_text_config(), "max_position_embeddings", None) or SEQUENCE
-    visit_layers(checkpoint, config, batched(ids, min(SEQUENCE, limit)), lambda weights: _Calibration(weights, plan, store, on_layer))
+    visit_layers(
+        checkpoint, config, batched(ids, min(SEQUENCE, limit)), lambda weights: _Calibration(weights, plan, signed, store, on_layer)
+    )
     return store
 
 

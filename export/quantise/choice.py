@@ -43,8 +43,8 @@ class Choice:
 
     def ready(self, name: str, scheme: Scheme) -> Quantised | None:
         """The tensor as calibration made it, or as the checkpoint stores it, if in that scheme."""
-        if self.store is not None and name in self.store and self.plan.scheme(name) == scheme:
-            return self.store.get(name)
+        if self.store is not None and (name, scheme) in self.store:
+            return self.store.get(name, scheme)
         stored = self.checkpoint.quantised(name)
         return stored if stored is not None and stored.scheme == scheme else None
 
@@ -90,7 +90,7 @@ def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, matrices: Se
         if method != "gptq":
             return Choice(plan, method, checkpoint)
     with tqdm(total=total, desc=f"{name}: calibrating", unit="layer", disable=True if config.quiet else None, leave=False) as bar:
-        store = calibrated(checkpoint, model_config, ids, plan, lambda: bar.update() and None)
+        store = calibrated(checkpoint, model_config, ids, plan, config.has_integer_graphs, lambda: bar.update() and None)
     return Choice(plan, method, checkpoint, store)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from edgespec.export.quantise.blockwise import Quantised, full_range
+from edgespec.export.quantise.blockwise import Quantised, around_zero, full_range
 from edgespec.export.quantise.parallel import by_rows
 from edgespec.export.recipe import Scheme
 
@@ -58,7 +58,7 @@ def _rows(weight: torch.Tensor, scheme: Scheme, factor: torch.Tensor) -> tuple[t
     for index in range(len(scales)):
         start, end = index * block, (index + 1) * block
         inside, upper = w[start:end], factor[start:end, start:end]
-        scale, zero = _fit(inside, (1 / upper.diagonal() ** 2)[:, None], levels, scheme.bits)
+        scale, zero = _fit(inside, (1 / upper.diagonal() ** 2)[:, None], levels, scheme)
         inverse = 1 / scale
         errors = torch.empty(block, rows)
         for j in range(block):
@@ -74,11 +74,11 @@ def _rows(weight: torch.Tensor, scheme: Scheme, factor: torch.Tensor) -> tuple[t
     return codes.T.reshape(rows, -1, block), scales.T, zeros.T
 
 
-def _fit(w: torch.Tensor, importance: torch.Tensor, levels: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _fit(w: torch.Tensor, importance: torch.Tensor, levels: int, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and zero ``[N]`` of a block ``[block, N]``; ``importance`` ``[block, 1]`` weighs the squared errors."""
-    full, middle = full_range(w, levels, 0)
+    full, middle = (around_zero if scheme.signed else full_range)(w, levels, 0)
     best: tuple[torch.Tensor, ...] | None = None
-    for shrink in SHRINK[bits]:
+    for shrink in SHRINK[scheme.bits]:
         scale = full * shrink
         zero = (levels / 2 - middle / scale).round_().clamp_(0, levels)
         centred = (w / scale).add_(zero).round_().clamp_(0, levels).sub_(zero)

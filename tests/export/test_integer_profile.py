@@ -161,13 +161,14 @@ def test_drafts_are_verified(bundle: Path) -> None:
     assert shares[0] == pytest.approx(shares[1], abs=0.25)
 
 
-def test_four_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["search", "gptq"])
+def test_four_bits(tmp_path: Path, method: str) -> None:
     """In blocks of 32; the draft is the model itself."""
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "qwen3")
-    options = {"profiles": ("npu",), "npu_widths": WIDTHS, "npu_activations": "int16", "max_kl": 9.0, "method": "search"}
+    options = {"profiles": ("npu",), "npu_widths": WIDTHS, "npu_activations": "int16", "max_kl": 9.0, "method": method}
     bundle = export(checkpoint, tmp_path / "bundle", draft=str(checkpoint), weights="int4", **options).output
     assert operators(bundle / "target.npu.8.onnx")["MatMul"] == 13
-    alone = export(checkpoint, tmp_path / "alone", weights="int4", max_kl=9.0, method="search").output
+    alone = export(checkpoint, tmp_path / "alone", weights="int4", max_kl=9.0, method=method).output
     assert (bundle / "target.onnx").read_bytes() == (alone / "target.onnx").read_bytes(), (
         "other weights come behind those of the usual graph"
     )

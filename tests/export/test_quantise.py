@@ -70,9 +70,9 @@ def correlated_inputs(columns: int, samples: int = 2000) -> torch.Tensor:
     return torch.randn(samples, columns, generator=generator) @ mixing
 
 
-@pytest.mark.parametrize("block", [32, 128])
-def test_gptq_halves_the_output_error_of_the_search(block: int) -> None:
-    w, scheme = matrix(), Scheme(4, block)
+@pytest.mark.parametrize("scheme", [Scheme(4, 32), Scheme(4, 128), Scheme(4, 32, signed=True)])
+def test_gptq_halves_the_output_error_of_the_search(scheme: Scheme) -> None:
+    w = matrix()
     x = correlated_inputs(w.shape[1])
     found = [dequantise(q) for q in (gptq(w, scheme, inverse_factor(x.T @ x)), quantise(w, scheme))]
     errors = [((x @ (approximation - w).T) ** 2).mean() for approximation in found]
