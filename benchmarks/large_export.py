@@ -1,6 +1,6 @@
 """Peak memory and time of exporting a large model: a checkpoint in Llama layout with random weights (1.7 billion by default).
 
-    python benchmarks/large_export.py TOKENIZER_FOLDER WORK_FOLDER [--weights int4] [--method search] [--draft layers:2]
+    python benchmarks/large_export.py TOKENIZER_FOLDER WORK_FOLDER [--weights int4] [--method search] [--block-size 32] [--draft layers:2]
 
 TOKENIZER_FOLDER is any checkpoint folder with a tokenizer of at most 49,152 tokens. The checkpoint is written once, shard by shard.
 """
@@ -66,18 +66,20 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--weights", default="int4")
     parser.add_argument("--method", default="search")
+    parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--draft", help="As for edgespec export, for runs of a pair under a memory budget.")
     args = parser.parse_args()
     checkpoint = args.work / f"random-{args.layers}"
     if not checkpoint.exists():
         write_checkpoint(checkpoint, args.tokenizer, args.layers)
-    options = {"weights": args.weights, "method": args.method, "draft": args.draft}
+    options = {"weights": args.weights, "method": args.method, "draft": args.draft, "block_size": args.block_size}
     config = ExportConfig(target=str(checkpoint), output=args.work / "bundle", force=True, max_kl=1e3, context=2048, **options)
     report = export_bundle(config)
     facts = {
         "weights": args.weights,
         "method": args.method,
+        "block_size": args.block_size,
         "seconds": round(report.seconds),
         "peak_rss_mb": round(report.peak_rss_bytes / 1e6),
         "bundle_mb": round(sum(report.sizes.values()) / 1e6),

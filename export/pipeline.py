@@ -431,7 +431,7 @@ def _capacity(model: PreTrainedModel, config: ExportConfig, wanted: int | None =
 
 @contextlib.contextmanager
 def _step(title: str, quiet: bool) -> Iterator[None]:
-    """A line on stderr while a step without countable parts runs, with its time when it is done."""
+    """A line on stderr while a step without countable parts runs, with its time and the process's peak memory so far when it is done."""
     if quiet:
         yield
         return
@@ -442,7 +442,7 @@ def _step(title: str, quiet: bool) -> Iterator[None]:
     except BaseException:
         print(file=sys.stderr)
         raise
-    print(f" {time.monotonic() - start:.1f} s", file=sys.stderr)
+    print(f" {time.monotonic() - start:.1f} s, memory {peak_rss_bytes() / 1e6:,.0f} MB at most", file=sys.stderr)
 
 
 def _no_bar(quiet: bool) -> bool | None:
