@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import math
 import sys
 import time
@@ -431,18 +432,21 @@ def _capacity(model: PreTrainedModel, config: ExportConfig, wanted: int | None =
 
 @contextlib.contextmanager
 def _step(title: str, quiet: bool) -> Iterator[None]:
-    """A line on stderr while a step without countable parts runs, with its time and the process's peak memory so far when it is done."""
-    if quiet:
-        yield
-        return
+    """A line on stderr while a step without countable parts runs, with its time and the process's peak memory so far when it is done.
+    What the step leaves unused is given back to the system."""
     start = time.monotonic()
-    print(f"{title} ...", end="", file=sys.stderr, flush=True)
+    if not quiet:
+        print(f"{title} ...", end="", file=sys.stderr, flush=True)
     try:
         yield
     except BaseException:
-        print(file=sys.stderr)
+        if not quiet:
+            print(file=sys.stderr)
         raise
-    print(f" {time.monotonic() - start:.1f} s, memory {peak_rss_bytes() / 1e6:,.0f} MB at most", file=sys.stderr)
+    gc.collect()  # modules of torch refer to each other in circles, and hold a model's weights until then
+    return_freed_memory()
+    if not quiet:
+        print(f" {time.monotonic() - start:.1f} s, memory {peak_rss_bytes() / 1e6:,.0f} MB at most", file=sys.stderr)
 
 
 def _no_bar(quiet: bool) -> bool | None:

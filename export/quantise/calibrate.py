@@ -1,7 +1,7 @@
 """GPTQ over a whole model: layer by layer, each fed by the layers before it as they are already quantised.
 
-What a layer's linear modules get to see is summed up as X^T X, each token by its weight, while the calibration text runs through
-the float layer; the layer is then quantised, and runs again with its quantised weights to feed the next one. Results go to disk at once.
+What a layer's linear modules get to see is summed up as X^T X while the calibration text runs through the float layer;
+the layer is then quantised, and runs again with its quantised weights to feed the next one. Results go to disk at once.
 """
 
 from __future__ import annotations
@@ -55,17 +55,11 @@ class _Calibration:
         self._weights, self._plan, self._signed, self._store, self._on_layer = weights, plan, signed, store, on_layer
 
     def layer(self, _index: int, linears: dict[str, nn.Linear], hidden: torch.Tensor, run: Run) -> torch.Tensor:
-        inputs = _Inputs()
-        with linear_inputs(linears, inputs.see):
-            stream = run(hidden).flatten(0, -2)
-        # What is added to the stream counts relative to it: a norm comes next. The first tokens of a text often have a stream, and inputs
-        # of what makes it so large, that are thousands of times those of all others, and would alone decide.
-        power = stream.square().mean(1)
-        share = (power.mean() / power).sqrt_()[:, None]
-        for names, x in inputs.groups():
-            adds = len(names) == 1 and len(self._weights[names[0]]) == stream.shape[1]
-            rows = x * share if adds else x
-            self._quantise(names, rows.T @ rows)
+        moments = _Moments()
+        with linear_inputs(linears, moments.see):
+            run(hidden)
+        for names, hessian in moments.groups():
+            self._quantise(names, hessian)
         result = run(hidden)
         self._on_layer()
         return result
@@ -89,17 +83,20 @@ class _Calibration:
             self._weights.changed[name] = dequantise(quantised)
 
 
-class _Inputs:
-    """What modules are given ``[tokens, K]``; those that are given the same tensor share it."""
+class _Moments:
+    """X^T X of each input that is seen; modules that are given the same tensor share one."""
 
     def __init__(self) -> None:
-        self._inputs: dict[int, tuple[torch.Tensor, list[str]]] = {}
+        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor, list[str]]] = {}
 
     def see(self, name: str, x: torch.Tensor) -> None:
-        self._inputs.setdefault(id(x), (x, []))[1].append(name)  # x is held, so that its id stays its own
+        if id(x) not in self._inputs:
+            rows = x.flatten(0, -2)
+            self._inputs[id(x)] = (x, rows.T @ rows, [])  # x is held, so that its id stays its own
+        self._inputs[id(x)][2].append(name)
 
     def groups(self) -> list[tuple[list[str], torch.Tensor]]:
-        return [(names, x.flatten(0, -2)) for x, names in self._inputs.values()]
+        return [(names, moment) for _, moment, names in self._inputs.values()]
 
 
 def calibrated(
