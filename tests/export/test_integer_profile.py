@@ -161,7 +161,7 @@ def test_drafts_are_verified(bundle: Path) -> None:
     assert shares[0] == pytest.approx(shares[1], abs=0.25)
 
 
-@pytest.mark.parametrize("method", ["search", "gptq"])
+@pytest.mark.parametrize("method", ["search", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_four_bits(tmp_path: Path, method: str) -> None:
     """In blocks of 32; the draft is the model itself."""
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "qwen3")
