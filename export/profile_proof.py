@@ -11,7 +11,7 @@ import numpy as np
 
 from edgespec.errors import ExportError
 from edgespec.export import parity
-from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, Limits, within
+from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, within
 from edgespec.manifest import Fidelity, ModelSpec
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.placement import Placement
@@ -34,8 +34,8 @@ def prove(folder: Path, spec: ModelSpec, weights: str, name: str, profile: str, 
     usual = open_model(folder, spec, dataclasses.replace(place, profile=DYNAMIC), capacity=capacity)
     limits = ROUNDED if weights != "fp32" else HALF if model.spec.kv_dtype == "float16" else EXACT
     if model.spec.kv_dtype == "uint16":
-        own = DIVERGENCE[weights]  # its weights are rounded in another way, and so is what products take on the CPU
-        limits = Limits(max(own.kl, ROUNDED.kl), max(own.relative_rms, ROUNDED.relative_rms))
+        # Its weights are rounded in another way, and so is what products take on the CPU.
+        limits = DIVERGENCE[weights].or_wider(ROUNDED)
     parts = []
     for text in texts[:PROOF_TEXTS]:
         wanted, logits = (_logits(each, list(text[:capacity]), model.spec.max_width) for each in (usual, model))

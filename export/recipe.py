@@ -26,6 +26,11 @@ class Scheme:
     block: int
     signed: bool = False
 
+    @property
+    def as_signed(self) -> Scheme:
+        """As many bits and blocks of signed numbers."""
+        return dataclasses.replace(self, signed=True)
+
 
 WHOLE = Scheme(16, 0)  # one scale and zero point for the whole tensor
 

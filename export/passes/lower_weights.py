@@ -97,7 +97,7 @@ def _dequantised(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> ir.Node:
     recipe = get_recipe(matrix)
     assert recipe is not None
     rows, columns = fixed_shape(matrix)
-    scheme = Scheme(scheme.bits, scheme.block, signed=True)
+    scheme = scheme.as_signed
     name = f"{matrix.name}.signed{scheme.bits}"
     dtype = ir.DataType.INT4 if scheme.bits == 4 else ir.DataType.INT8
     data = weight(graph, name, dtype, (columns, rows), recipe.quantised(scheme, "data"))

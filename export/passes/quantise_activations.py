@@ -62,8 +62,7 @@ class QuantiseActivations(GraphPass):
             quantise.input(value)
         for node in list(graph):
             for value in node.outputs:
-                if value.name in self.ranges:
-                    quantise.result(node, value)
+                quantise.result(node, value)
         return True
 
 
@@ -137,7 +136,7 @@ class _Quantising:
 
     def result(self, node: ir.Node, value: ir.Value) -> None:
         """What an operator computes; an output of the graph keeps its name."""
-        span = self._spans[value]
+        span = self._spans.get(value)  # nothing is known of what has been put in
         if span is None:
             return
         users = [(use.node, use.idx) for use in value.uses()]
@@ -206,8 +205,9 @@ def _range(value: ir.Value, ranges: Ranges) -> tuple[float, float] | None:
     if value.is_graph_input():
         return MASKED if str(value.name).startswith("attention_bias") else None
     if value.is_initializer():
-        known = value.dtype == ir.DataType.FLOAT and value.const_value is not None and get_recipe(value) is None
-        array = np.asarray(value.const_value.numpy()) if known and value.const_value is not None else np.zeros(0)
+        if not _is_float(value, ranges) or value.const_value is None:
+            return None
+        array = np.asarray(value.const_value.numpy())
         return (float(array.min()), float(array.max())) if array.size else None
     found = ranges.get(str(value.name))
     return None if found is None else (ROOM * found.low, ROOM * found.high)

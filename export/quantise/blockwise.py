@@ -82,16 +82,16 @@ def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
     return data if bits == 8 else torch.stack([data & 0xF, data >> 4], -1).flatten(-2)
 
 
-def full_range(w: torch.Tensor, levels: int, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale that covers all of each block and 0, and the middle of that range."""
+def full_range(w: torch.Tensor, scheme: Scheme, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale that covers all of each block and 0, and the middle of what it covers: 0 for signed numbers, whose zero point is then
+    half of the levels, rounded up."""
+    levels = 2**scheme.bits - 1
     low, high = w.amin(axis, keepdim=True).clamp_(max=0), w.amax(axis, keepdim=True).clamp_(min=0)
-    return ((high - low) / levels).clamp_(min=torch.finfo(torch.float32).tiny), (low + high) / 2
-
-
-def around_zero(w: torch.Tensor, levels: int, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale that covers the largest magnitude of each block, and 0: the zero point is then half of the levels, rounded up."""
-    largest = w.abs().amax(axis, keepdim=True)
-    return (largest / (levels // 2)).clamp_(min=torch.finfo(torch.float32).tiny), torch.zeros_like(largest)
+    if scheme.signed:
+        span, levels, middle = torch.maximum(high, -low), levels // 2, torch.zeros_like(high)
+    else:
+        span, middle = high - low, (low + high) / 2
+    return (span / levels).clamp_(min=torch.finfo(torch.float32).tiny), middle
 
 
 def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -101,7 +101,7 @@ def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tens
     padded = torch.nn.functional.pad(weight, (0, blocks * scheme.block - columns))
     w = padded.view(rows, blocks, scheme.block)
     levels = 2**scheme.bits - 1
-    full, middle = (around_zero if scheme.signed else full_range)(w, levels, -1)
+    full, middle = full_range(w, scheme, -1)
     if method == "rtn":
         zero = torch.round(levels / 2 - middle / full).clamp_(0, levels)
         codes = torch.round(w / full + zero).clamp_(0, levels)

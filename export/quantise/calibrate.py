@@ -6,7 +6,6 @@ the layer is then quantised, and runs again with its quantised weights to feed t
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +76,7 @@ class _Calibration:
         for name, scheme in wanted.items():
             weight = self._weights[name]
             if self._signed:
-                self._store.put(name, gptq(weight, dataclasses.replace(scheme, signed=True), factor))
+                self._store.put(name, gptq(weight, scheme.as_signed, factor))
             quantised = gptq(weight, scheme, factor)
             self._store.put(name, quantised)
             self._weights.changed[name] = dequantise(quantised)

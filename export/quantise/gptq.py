@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from edgespec.export.quantise.blockwise import Quantised, around_zero, full_range
+from edgespec.export.quantise.blockwise import Quantised, full_range
 from edgespec.export.quantise.parallel import by_rows
 from edgespec.export.recipe import Scheme
 
@@ -76,7 +76,7 @@ def _rows(weight: torch.Tensor, scheme: Scheme, factor: torch.Tensor) -> tuple[t
 
 def _fit(w: torch.Tensor, importance: torch.Tensor, levels: int, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and zero ``[N]`` of a block ``[block, N]``; ``importance`` ``[block, 1]`` weighs the squared errors."""
-    full, middle = (around_zero if scheme.signed else full_range)(w, levels, 0)
+    full, middle = full_range(w, scheme, 0)
     best: tuple[torch.Tensor, ...] | None = None
     for shrink in SHRINK[scheme.bits]:
         scale = full * shrink

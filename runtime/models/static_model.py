@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BundleError, CapacityError
 from edgespec.manifest import ModelSpec, StaticGraph, StaticProfile
+from edgespec.runtime.models.kv import KV_TYPES
 from edgespec.runtime.models.rows import HALF_MASKED, Floats, Hidden, Rows, bias_name, cache_name, fill_bias
 from edgespec.runtime.providers.placement import Placement
 from edgespec.runtime.providers.providers import is_emulated, provider
@@ -177,7 +178,7 @@ def _entries(folder: Path, profile: StaticProfile, place: Placement) -> dict[str
 
 def _check_shapes(graph: Path, kind: str, found: Sequence[Any], wanted: dict[str, npt.NDArray[Any]]) -> None:
     """Compare the graph's inputs or outputs with the manifest, so that a wrong one is named before the first pass."""
-    types = {"float32": "tensor(float)", "uint16": "tensor(uint16)", "int64": "tensor(int64)"}
+    types = {kind.element.name: kind.tensor for kind in KV_TYPES.values()} | {"int64": "tensor(int64)"}
     have = {item.name: (item.type, list(item.shape)) for item in found}
     want = {name: (types[array.dtype.name], list(array.shape)) for name, array in wanted.items()}
     for name in sorted(have.keys() | want.keys()):

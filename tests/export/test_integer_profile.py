@@ -23,29 +23,20 @@ from edgespec.export.passes.quantise_activations import QuantiseActivations, See
 from edgespec.export.quantise import dequantise, quantise
 from edgespec.export.quantise.qdq import LEVELS, signed_parts, whole_parts, whole_range
 from edgespec.export.recipe import Scheme
-from edgespec.manifest import parse_manifest, read_manifest
+from edgespec.manifest import parse_manifest
 from edgespec.runtime import load
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.models.rows import HALF_MASKED
-from edgespec.runtime.providers.placement import Placement
-from edgespec.runtime.providers.profiles import open_model, static_spec
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from tests.export.conftest import export
 from tests.export.test_families import IDS
-from tests.helpers.checkpoints import CAPACITY, make_checkpoint
+from tests.export.test_static_profile import open_static
+from tests.helpers.checkpoints import make_checkpoint
 from tests.helpers.distances import relative_rms
 from tests.helpers.graphs import operators, places
 
 WIDTHS = (1, 8, 16)
 INT8_WEIGHTS = 0.03  # of the logits' spread: two roundings of the same weights are that far apart
 ACTIVATIONS = 0.005  # what 16 bits add
-
-
-def open_target(bundle: Path, profile: str = "npu") -> Model:
-    spec = read_manifest(bundle).target
-    if profile == "npu":
-        spec = static_spec(spec, "npu", "target")
-    return open_model(bundle, spec, Placement(DEFAULT_PROVIDERS, 1, profile=profile), capacity=CAPACITY)
 
 
 def everything(model: Model) -> np.ndarray:
@@ -74,7 +65,7 @@ def bundle(report: ExportReport) -> Path:
 
 
 def test_logits_are_those_of_the_usual_graph(bundle: Path) -> None:
-    assert relative_rms(everything(open_target(bundle)), everything(open_target(bundle, "cpu"))) < INT8_WEIGHTS
+    assert relative_rms(everything(open_static(bundle)), everything(open_static(bundle, usual=True))) < INT8_WEIGHTS
 
 
 def test_sixteen_bits_cost_next_to_nothing(bundle: Path, tmp_path: Path) -> None:
@@ -172,7 +163,7 @@ def test_four_bits(tmp_path: Path, method: str) -> None:
     assert (bundle / "target.onnx").read_bytes() == (alone / "target.onnx").read_bytes(), (
         "other weights come behind those of the usual graph"
     )
-    assert relative_rms(everything(open_target(bundle)), everything(open_target(bundle, "cpu"))) < 0.5
+    assert relative_rms(everything(open_static(bundle)), everything(open_static(bundle, usual=True))) < 0.5
     with load(bundle, profile="npu", threads=1) as engine:
         stats = engine.generate(IDS[:40], drafter="draft", draft_length=4, max_new_tokens=40, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.9

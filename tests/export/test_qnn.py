@@ -17,7 +17,7 @@ from edgespec.runtime import load
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.assignment import assignment
 from edgespec.runtime.providers.compiling import compile_bundle
-from edgespec.runtime.providers.placement import Placements
+from edgespec.runtime.providers.placement import Placement, Placements
 from edgespec.runtime.providers.profiles import open_model, static_spec
 from edgespec.runtime.providers.session import make_session
 from tests.export.conftest import export
@@ -38,6 +38,27 @@ def open_on_qnn(bundle: Path) -> Model:
     place = Placements.of("qnn", threads=1, strict=True).of_model("target")
     assert place.profile == "npu", "the provider chooses the profile"
     return open_model(bundle, static_spec(read_manifest(bundle).target, "npu", "target"), place, capacity=CAPACITY)
+
+
+def maybe_on_qnn() -> Placement:
+    """What QNN does not take may run on the CPU."""
+    return Placements.of("qnn", threads=1).of_model("target")
+
+
+def operators_by_provider(bundle: Path) -> dict[str, dict[str, int]]:
+    """Where the nodes of a verification pass run when they may run elsewhere, too."""
+    found = assignment(make_session(bundle / "target.npu.5.onnx", 1, maybe_on_qnn().providers))
+    assert found is not None
+    return found
+
+
+def distance_from_the_cpu(bundle: Path) -> float:
+    """Of logits of six verification passes."""
+    spec, logits = static_spec(read_manifest(bundle).target, "npu", "target"), []
+    for place in (maybe_on_qnn(), Placements.of(threads=1, profile="npu").of_model("target")):
+        model = open_model(bundle, spec, place, capacity=CAPACITY)
+        logits.append(np.concatenate([model.run(IDS[start : start + 5], range(5)).copy() for start in range(0, 30, 5)]))
+    return relative_rms(*logits)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3_text"])
@@ -86,17 +107,11 @@ def test_a_target_on_the_cpu_with_a_draft_on_the_npu(bundle: Path) -> None:
 def test_quantised_products_are_on_the_npu(checkpoint: Path, tmp_path: Path, weights: str) -> None:
     """Only the look-up of embeddings is not: every node of the decoder's blocks is, over the same bytes as in the usual graph."""
     bundle = export(checkpoint, tmp_path / "bundle", weights=weights, max_kl=9.0, profiles=("npu",), npu_widths=(1, 5, 16)).output
-    place = Placements.of("qnn", threads=1).of_model("target")
-    found = assignment(make_session(bundle / "target.npu.5.onnx", 1, place.providers))
-    assert found is not None
+    found = operators_by_provider(bundle)
     assert found.pop("CPUExecutionProvider") == {"GatherBlockQuantized": 1}
     assert found.keys() == {QNN}
     assert found[QNN]["MatMulNBits"] == 13
-    spec = static_spec(read_manifest(bundle).target, "npu", "target")
-    npu = open_model(bundle, spec, place, capacity=CAPACITY)
-    cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
-    found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
-    assert relative_rms(found_logits, wanted) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
+    assert distance_from_the_cpu(bundle) < 3e-2, "the CPU rounds activations to 8 bits, which the NPU does not"
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -104,20 +119,14 @@ def test_whole_numbers_are_on_the_npu(checkpoint: Path, tmp_path: Path, weights:
     """All but what is in front and behind: the embedding, and from floats to whole numbers and back. They are what the CPU computes."""
     options = {"profiles": ("npu",), "npu_widths": (1, 5, 16), "npu_activations": "int16", "method": "search"}
     bundle = export(checkpoint, tmp_path / "bundle", weights=weights, max_kl=9.0, **options).output
-    place = Placements.of("qnn", threads=1).of_model("target")
-    found = assignment(make_session(bundle / "target.npu.5.onnx", 1, place.providers))
-    assert found is not None
+    found = operators_by_provider(bundle)
     outside = found.pop("CPUExecutionProvider")
     assert outside.keys() == {"GatherBlockQuantized", "QuantizeLinear", "DequantizeLinear"}
     assert (outside["GatherBlockQuantized"], outside["DequantizeLinear"]) == (1, 1)
     assert outside["QuantizeLinear"] <= 1 + len({layer.window for layer in read_manifest(bundle).target.layers} | {None})
     assert found.keys() == {QNN}
     assert found[QNN]["MatMul"] == 13
-    spec = static_spec(read_manifest(bundle).target, "npu", "target")
-    npu = open_model(bundle, spec, place, capacity=CAPACITY)
-    cpu = open_model(bundle, spec, Placements.of(threads=1, profile="npu").of_model("target"), capacity=CAPACITY)
-    found_logits, wanted = (np.concatenate([model.run(IDS[i : i + 5], range(5)).copy() for i in range(0, 30, 5)]) for model in (npu, cpu))
-    assert relative_rms(found_logits, wanted) < 3e-2, "the CPU's products round what they take to 8 bits"
+    assert distance_from_the_cpu(bundle) < 3e-2, "the CPU's products round what they take to 8 bits"
 
 
 def contexts(bundle: Path) -> tuple[str, ...]:
