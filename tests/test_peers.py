@@ -89,3 +89,12 @@ def test_a_process_that_ends_says_why(worker: Worker) -> None:
         worker.ask("plain", [1], 2)
     with pytest.raises(Unavailable, match="No module named 'no_such_engine'"):
         Worker([sys.executable, "-c", "import no_such_engine"])
+
+
+def test_texts_are_compared_with_plain_decoding_of_the_same_exactness() -> None:
+    measured = Measured([1], new_tokens=2, rounds=1)
+    measured.answers = {("ours", mode): {} for mode in ("plain", "plain exact", "auto", "n-gram fast")} | {("theirs", "draft"): {}}
+    bases = {arm: measured.base(arm)[1] for arm in measured.answers}
+    assert bases["ours", "auto"] == "plain exact"
+    assert bases["ours", "n-gram fast"] == bases["ours", "plain"] == "plain"
+    assert bases["theirs", "draft"] == "plain"

@@ -29,6 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {"drafter": "none", "exactness": "fast"},
     "plain exact": {"drafter": "none"},
     "n-gram": {"drafter": "ngram"},
+    "n-gram fast": {"drafter": "ngram", "exactness": "fast"},
     "auto": {},
 }
 modes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else MODES
