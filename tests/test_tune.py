@@ -12,7 +12,7 @@ import pytest
 import edgespec as package
 from edgespec.bench import charts
 from edgespec.bench.prompts import Question
-from edgespec.bench.tune import Tuning, drafters_of, expected_speedups, runs_of, tune
+from edgespec.bench.tune import Tuning, drafters_of, expected_speedups, of_a_length, runs_of, tune
 from edgespec.cli.tune import choice, drafter_table
 from edgespec.errors import UsageError
 from edgespec.runtime.tuning.cost import Costs
@@ -65,8 +65,21 @@ def test_the_best_length_follows_from_costs_and_positions(tuning: Tuning) -> Non
 
 
 def test_nothing_is_best_that_is_slower_than_plain_decoding(tuning: Tuning) -> None:
-    slow = tuple(dataclasses.replace(found, speedups=(0.8, 0.9, 0.7)) for found in tuning.drafters)
-    assert dataclasses.replace(tuning, drafters=slow).best is None
+    slow = tuple(dataclasses.replace(found, speedups=found.speedups and (0.8, 0.9, 0.7), measured=0.9) for found in tuning.drafters)
+    slow_tuning = dataclasses.replace(tuning, drafters=slow)
+    assert slow_tuning.best is None
+    assert "no drafter gains" in choice(slow_tuning)
+
+
+def test_a_tree_counts_with_the_speed_that_was_measured(tuning: Tuning) -> None:
+    (tree,) = (found for found in tuning.drafters if found.name == "tree")
+    assert (tree.speedups, tree.best_length, tree.speedup) == ((), None, tree.measured)
+    assert tree.by_position[0] > 0.3, "the draft is wrong once in the alphabet, but of siblings one is right"
+    fast = dataclasses.replace(tree, measured=9.0)
+    with_fast = dataclasses.replace(tuning, drafters=(*(found for found in tuning.drafters if found is not tree), fast))
+    assert with_fast.best is fast
+    assert "tree, which sizes its drafts itself, measured 9.00x" in choice(with_fast)
+    assert with_fast.as_dict()["choice"] == {"drafter": "tree", "draft_length": None, "speedup": 9.0}
 
 
 def test_expected_speed_is_the_papers() -> None:
@@ -109,7 +122,7 @@ def test_the_command(edgespec: Run, bundle: Path, tmp_path: Path) -> None:
     for part in ("tokens in the pass", "proposes", "draft", "ngram", "best", "measured"):
         assert part in done.out
     data = json.loads(edgespec("tune", bundle, *options, "--json").out)
-    assert [found["name"] for found in data["drafters"]] == ["ngram", "draft"]
+    assert {found["name"] for found in data["drafters"]} == {"ngram", "draft", "tree", "lookahead"}
     assert {"pass_ms", "choice", "auto", "machine", "quiet"} <= set(data)
 
 
@@ -132,6 +145,6 @@ def test_bad_input_is_one_line_before_any_work(edgespec: Run, bundle: Path, tmp_
 
 def test_no_question_that_fits(bundle: Path) -> None:
     with package.load(bundle, threads=1) as engine:
-        assert runs_of(engine, QUESTIONS) == 2 * (2 + 2 * len(drafters_of(engine)))
+        assert runs_of(engine, QUESTIONS) == 2 * (2 + len(drafters_of(engine)) + len(of_a_length(engine)))
         with pytest.raises(UsageError, match="no question could be answered"):
             tune(engine, [Question("a", "x" * 500)])

@@ -113,7 +113,8 @@ def _grouped(marks: Sequence[tuple[float, str]], close: float) -> list[tuple[flo
 
 
 def write_tuning_chart(path: Path, tuning: Tuning) -> None:
-    """Costs, acceptance and expected speed, beside one another; the best length of each drafter is marked.
+    """Costs, acceptance and expected speed, beside one another; the best length of each drafter is marked. Of drafters that size
+    their drafts themselves, there is a dashed line at the speed that was measured.
 
     Raises:
         UsageError: the file cannot be written.
@@ -121,9 +122,13 @@ def write_tuning_chart(path: Path, tuning: Tuning) -> None:
     figure, (costs, acceptance, speed) = new_axes(3)
     draw_costs(costs, tuning.pass_ms)
     draw_acceptance(acceptance, {found.name: dict(enumerate(found.by_position, 1)) for found in tuning.drafters})
-    for found in tuning.drafters:
-        (line,) = speed.plot(range(len(found.speedups)), found.speedups, label=found.name)
-        speed.plot([found.best_length], [max(found.speedups)], marker="o", color=line.get_color())
+    for number, found in enumerate(tuning.drafters):
+        color = f"C{number}"  # as in the panel beside it
+        if found.best_length is None:
+            speed.axhline(found.speedup, color=color, linestyle="--", label=found.name)
+        else:
+            speed.plot(range(len(found.speedups)), found.speedups, color=color, label=found.name)
+            speed.plot([found.best_length], [found.speedup], marker="o", color=color)
     speed.axhline(1.0, color=GREY, linewidth=1)
     speed.set_xlabel("draft length")
     speed.set_ylabel("expected, times plain decoding")

@@ -76,19 +76,20 @@ def drafter_table(tuning: Tuning) -> str:
     """A row for each drafter: its acceptance by position, and what pays."""
     longest = max(len(found.by_position) for found in tuning.drafters)
     header = ("drafter", "proposes", *(f"#{position}" for position in range(1, longest + 1)), "step ms", "best", "expected", "measured")
-    return table([drafter_row(found) for found in tuning.drafters], header)
+    return table([drafter_row(found, longest) for found in tuning.drafters], header)
 
 
-def drafter_row(found: DrafterTuning) -> tuple[str, ...]:
-    shares = (f"{share:.0%}" for share in found.by_position)
-    best = str(found.best_length) if found.best_length else "off"
+def drafter_row(found: DrafterTuning, longest: int) -> tuple[str, ...]:
+    shares = [f"{share:.0%}" for share in found.by_position]
+    best, expected = ("own", "") if found.best_length is None else (str(found.best_length or "off"), f"{found.speedup:.2f}x")
     return (
         found.name,
         f"{found.proposes:.0%}",
         *shares,
+        *[""] * (longest - len(shares)),
         f"{found.step_ms:.2f}" if found.step_ms else "",
         best,
-        f"{max(found.speedups):.2f}x",
+        expected,
         f"{found.measured:.2f}x",
     )
 
@@ -96,9 +97,8 @@ def drafter_row(found: DrafterTuning) -> tuple[str, ...]:
 def choice(tuning: Tuning) -> str:
     """What is best, in a sentence."""
     best = tuning.best
-    start = (
-        f"best by these figures: {best.name} with {best.best_length} tokens, {max(best.speedups):.2f}x the speed of plain decoding expected"
-        if best
-        else "no drafter gains anything here"
-    )
-    return f"{start}; the default drafters, which choose for themselves, measured {tuning.auto:.2f}x"
+    default = f"the default drafters, which choose for themselves, measured {tuning.auto:.2f}x"
+    if best is None:
+        return f"no drafter gains anything here; {default}"
+    how = ", which sizes its drafts itself, measured" if best.best_length is None else f" with {best.best_length} tokens, expected to be"
+    return f"best by these figures: {best.name}{how} {best.speedup:.2f}x as fast as plain decoding; {default}"
