@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgespec.runtime.memory.container import memberships
+from edgespec.runtime.control_groups import memberships
+from edgespec.runtime.memory.container import FILES
 
 
 @contextlib.contextmanager
@@ -21,14 +22,14 @@ def limited_memory(limit: int) -> Iterator[Callable[[], None]]:
     Raises:
         OSError: this process may make none, or the system has none.
     """
-    for group in memberships():
+    for group in memberships("memory"):
         with contextlib.suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="edgespec-", dir=group.folder))
             break
     else:
         raise PermissionError("no memory control group can be made here")
     try:
-        (folder / group.limit_file).write_text(str(limit), encoding="ascii")
+        (folder / FILES[group.version][0]).write_text(str(limit), encoding="ascii")
         yield lambda: _join(folder)
     finally:
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""What a container leaves this process: memory limits of Linux control groups, versions 1 and 2.
+"""What a container leaves this process: memory limits of Linux control groups.
 
 Where a group is over its limit and no page of a file is left to drop, the kernel kills a process in it. So such a limit is a
 budget, whether or not somebody named it.
@@ -7,14 +7,13 @@ budget, whether or not somebody named it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
+from edgespec.runtime.control_groups import memberships
 from edgespec.runtime.memory.measure import usage
 
-MOUNT = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+FILES = {1: ("memory.limit_in_bytes", "total_rss"), 2: ("memory.max", "anon")}
+"""By version: the file of the limit, and the name of private memory in memory.stat."""
 NO_LIMIT = 2**62  # version 1 writes the largest number of pages
 
 
@@ -30,35 +29,12 @@ def room() -> int | None:
 
 def _limits() -> Iterator[tuple[int, int]]:
     """Limit and private memory of each group that this process is in, from its own up, where there is a limit. Bytes."""
-    for group in memberships():
-        # A container sees its own group as the root of the file system, but may read the path that it has outside.
-        for folder in (group.folder, *group.folder.parents):
+    for group in memberships("memory"):
+        limit_file, held_field = FILES[group.version]
+        for folder in group.and_those_around():
             with contextlib.suppress(OSError, ValueError, KeyError):
-                limit = int((folder / group.limit_file).read_text(encoding="ascii"))  # or "max"
+                limit = int((folder / limit_file).read_text(encoding="ascii"))  # or "max"
                 lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-                held = int(dict(line.split() for line in lines)[group.held_field])
+                held = int(dict(line.split() for line in lines)[held_field])
                 if limit < NO_LIMIT:
                     yield limit, held
-            if folder == group.mount:
-                break
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """A memory group: its folder, where the first of all is mounted, and the names of its limit and of private memory in memory.stat."""
-
-    folder: Path
-    mount: Path
-    limit_file: str
-    held_field: str
-
-
-def memberships() -> Iterator[Group]:
-    """The memory groups that this process is in: one, or one of each version, of which one has no limits."""
-    with contextlib.suppress(OSError):
-        for line in MEMBERSHIP.read_text(encoding="utf-8").splitlines():
-            _, controllers, name = line.split(":", 2)
-            if not controllers:
-                yield Group(MOUNT / name.lstrip("/"), MOUNT, "memory.max", "anon")
-            elif "memory" in controllers.split(","):
-                yield Group(MOUNT / "memory" / name.lstrip("/"), MOUNT / "memory", "memory.limit_in_bytes", "total_rss")

@@ -11,13 +11,15 @@ What the settings are for, measured with ONNX Runtime 1.32 on two cores:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import OutOfMemory, RuntimeFailure
+from edgespec.runtime.control_groups import memberships
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.ort.api import InferenceSession
 from edgespec.runtime.providers.assignment import RECORD_ASSIGNMENT, check_assignment
@@ -68,12 +70,19 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int:
-    """Whole CPUs that a container's time limit amounts to (cgroup v2), at least 1; many where there is none."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return 2**16
+    """Whole CPUs that a container's time limit amounts to, at least 1; many where there is none."""
+    return max(1, min(map(int, _quotas()), default=2**16))
+
+
+def _quotas() -> Iterator[float]:
+    """CPUs' worth of time that each control group around this process is given, where that is limited."""
+    for group in memberships("cpu"):
+        files = ("cpu.max",) if group.version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for folder in group.and_those_around():
+            with contextlib.suppress(OSError, ValueError):  # no files, or "max"
+                quota, period = (int(word) for file in files for word in (folder / file).read_text(encoding="ascii").split())
+                if quota > 0:  # -1 where there is no limit
+                    yield quota / period
 
 
 def make_session(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtime import Engine, load
+from edgespec.runtime import Engine, control_groups, load
 from edgespec.runtime.ort import LIBRARY_VARIABLE
 from tests.helpers.bundles import make_attention_bundle
 from tests.helpers.onnxruntime import wheel_library
@@ -54,3 +54,11 @@ def attention_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attention(attention_bundle: Path) -> Iterator[Engine]:
     with load(attention_bundle, threads=1) as engine:
         yield engine
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for files of control groups, as the kernel shows them, that this process seems to be in."""
+    monkeypatch.setattr(control_groups, "MOUNT", tmp_path)
+    monkeypatch.setattr(control_groups, "MEMBERSHIP", tmp_path / "membership")
+    return tmp_path

@@ -20,15 +20,6 @@ MB = 10**6
 HELD = 400 * MB  # bytes that this process is said to hold
 
 
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of control groups, as the kernel shows them, that this process seems to be in."""
-    monkeypatch.setattr(container, "MOUNT", tmp_path)
-    monkeypatch.setattr(container, "MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(container, "usage", lambda: Usage(HELD, HELD, 0, HELD))
-    return tmp_path
-
-
 def make_group(folder: Path, limit_file: str, limit: str, field: str, held: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / limit_file).write_text(f"{limit}\n")
@@ -43,7 +34,10 @@ def make_group(folder: Path, limit_file: str, limit: str, field: str, held: int)
     ],
     ids=["version 2", "version 1"],
 )
-def test_the_narrowest_group_counts(groups: Path, membership: str, place: str, limit_file: str, field: str) -> None:
+def test_the_narrowest_group_counts(
+    groups: Path, monkeypatch: pytest.MonkeyPatch, membership: str, place: str, limit_file: str, field: str
+) -> None:
+    monkeypatch.setattr(container, "usage", lambda: Usage(HELD, HELD, 0, HELD))
     (groups / "membership").write_text(membership)
     assert container.room() is None, "no files"
     make_group(groups / place / "user/app", limit_file, "max" if "::/user" in membership else str(2**63 - 4096), field, HELD)
