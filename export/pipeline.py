@@ -59,6 +59,7 @@ from edgespec.manifest import (
     Manifest,
     ModelSpec,
     Source,
+    StaticProfile,
     Tap,
     parse_manifest,
 )
@@ -195,17 +196,7 @@ def _write_model(
     choice = decoder.choices[kind]
     taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
     styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
-
-    def write(passes: Pipeline, file: str) -> dict[Recipe, Place]:
-        model = decoder.traced.model.clone()
-        passes(model)
-        count, title = count_recipes(model.graph), f"{name}: weights"
-        with tqdm(total=count, desc=title, unit="tensor", disable=_no_bar(config.quiet), leave=False) as bar:
-            places = weights.fill(model.graph, decoder.checkpoint, lambda done: bar.update(done) and None, choice.ready, choice.method)
-        weights.flush()
-        ir.save(model, folder / file)
-        return places
-
+    write = _GraphWriter(name, folder, weights, decoder, choice, config.quiet)
     # What a draft computes only has to be likely, so only the target's arithmetic must not depend on the width of a pass.
     style = Style(padded=name == "target")
     places = write(styled(style), f"{name}.onnx")
@@ -233,19 +224,47 @@ def _write_model(
         pads_attention=style.padded,
     )
     if NPU in config.profiles:
-        sizes = static_sizes(config.npu_widths, prepared.capacity)
-
-        def static_pipelines(ranges: Ranges | None = None) -> dict[StaticSizes, Pipeline]:
-            return {size: static_pipeline(choice.plan, layers, size, taps, ranges) for size in sizes}
-
-        if config.has_integer_graphs:
-            ids = calibration_ids(config, _tokenizer_of(decoder, prepared))
-            with _step(f"{name}: calibrating activations", config.quiet):
-                profile = write_integer_graphs(name, folder, spec, static_pipelines, write, ids)
-        else:
-            profile = write_graphs(name, static_pipelines(), write)
-        spec = dataclasses.replace(spec, profiles={NPU: profile})
+        spec = dataclasses.replace(spec, profiles={NPU: _write_static(write, spec, prepared, layers)})
     return spec, StoredWeights(weights.path, places, _shapes(decoder), decoder.checkpoint)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GraphWriter:
+    """Writes graphs of the model ``name``: what passes make of a copy of the traced one, its weights to the others."""
+
+    name: str
+    folder: Path
+    weights: WeightFile
+    decoder: Decoder
+    choice: Choice
+    quiet: bool
+
+    def __call__(self, passes: Pipeline, file: str) -> dict[Recipe, Place]:
+        """Write one graph as ``file``, and say where its weights are."""
+        model = self.decoder.traced.model.clone()
+        passes(model)
+        hidden = True if self.quiet else None  # None hides it where stderr is no terminal
+        count, ready, method = count_recipes(model.graph), self.choice.ready, self.choice.method
+        with tqdm(total=count, desc=f"{self.name}: weights", unit="tensor", disable=hidden, leave=False) as bar:
+            places = self.weights.fill(model.graph, self.decoder.checkpoint, lambda done: bar.update(done) and None, ready, method)
+        self.weights.flush()
+        ir.save(model, self.folder / file)
+        return places
+
+
+def _write_static(write: _GraphWriter, spec: ModelSpec, prepared: Prepared, layers: int | None) -> StaticProfile:
+    """Write the graphs of fixed shapes of the model that ``spec`` is of."""
+    config, name = prepared.config, write.name
+    sizes, taps = static_sizes(config.npu_widths, prepared.capacity), tuple(tap.name for tap in spec.taps or ())
+
+    def pipelines(ranges: Ranges | None = None) -> dict[StaticSizes, Pipeline]:
+        return {size: static_pipeline(write.choice.plan, layers, size, taps, ranges) for size in sizes}
+
+    if not config.has_integer_graphs:
+        return write_graphs(name, pipelines(), write)
+    ids = calibration_ids(config, _tokenizer_of(write.decoder, prepared))
+    with _step(f"{name}: calibrating activations", config.quiet):
+        return write_integer_graphs(name, write.folder, spec, pipelines, write, ids)
 
 
 def _derived(name: str, decoder: Decoder, prepared: Prepared, layers: int | None) -> str | None:
@@ -447,8 +466,3 @@ def _step(title: str, quiet: bool) -> Iterator[None]:
     return_freed_memory()
     if not quiet:
         print(f" {time.monotonic() - start:.1f} s, memory {peak_rss_bytes() / 1e6:,.0f} MB at most", file=sys.stderr)
-
-
-def _no_bar(quiet: bool) -> bool | None:
-    """tqdm's ``disable``: None switches the bar off where stderr is no terminal."""
-    return True if quiet else None
