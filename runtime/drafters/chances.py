@@ -7,10 +7,12 @@ about that probability is (a calibration by histogram, with straight lines betwe
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import math
 from collections.abc import Sequence
 
+from edgespec.runtime.tuning.acceptance import HOPE
 from edgespec.tree import DraftTree
 
 FIRST = (0.65, 0.2, 0.1, 0.05)  # share of texts that go on with the draft's first, second, ... candidate; a start, soon outvoted
@@ -18,18 +20,35 @@ EDGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # of the bins
 WEIGHT = 4.0  # of the start, in observations
 MEMORY = 0.98  # weight of the past after a round
 IDLE = 0.99  # the same after a round without a tree
+# Weight of the text before: how far the draft's own probabilities can be trusted is much the same, how often it is right is not.
+TRUST, RIGHT = 0.5, 0.1
 
 
 class Chances:
     """Learns from the texts that followed the trees. ``by_rank`` is the chance that a text which got to a node goes on with its first,
-    second, ... child."""
+    second, ... child.
 
-    def __init__(self) -> None:
+    Args:
+        usual: how often the draft's first candidate was right when the bundle was exported, None where that was not tried.
+    """
+
+    def __init__(self, usual: float | None = None) -> None:
+        self._usual = usual
+        right = FIRST[0] if usual is None else min(FIRST[0], usual + HOPE)
         bounds = [EDGES[0] / 3, *EDGES, 1.0]
         self._centres = [math.sqrt(low * high) for low, high in itertools.pairwise(bounds)]
-        self._ranks = Shares(FIRST)
+        self._ranks = Shares([right, *FIRST[1:]])
         self._bins = Shares(self._centres)
         self._learnt()
+
+    def for_another_text(self) -> Chances:
+        """Chances that begin with a part of what these have seen."""
+        other = Chances(self._usual)
+        other._ranks, other._bins = self._ranks.copy(), self._bins.copy()
+        other._ranks.fade(RIGHT)
+        other._bins.fade(TRUST)
+        other._learnt()
+        return other
 
     def of(self, probability: float) -> float:
         """Chance of a token that the draft gives ``probability``."""
@@ -98,6 +117,9 @@ class Shares:
     @property
     def weights(self) -> list[float]:
         return [seen + WEIGHT for seen in self._all]
+
+    def copy(self) -> Shares:
+        return copy.deepcopy(self)
 
     def count(self, place: int, came_true: bool) -> None:
         self._true[place] += came_true

@@ -12,13 +12,15 @@ and for rows that turned out to have taken another token than the text did.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgespec.runtime.drafters import Resources, Round
+from edgespec.runtime.drafters.first_step import FirstStepUse
 from edgespec.runtime.drafters.growth import Growth
-from edgespec.runtime.drafters.tree import TokenTree, TreeOptions, costs_of
+from edgespec.runtime.drafters.tree import TokenTree, TreeOptions, options_for
 from edgespec.runtime.models.fused import FirstSteps
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.models.token_map import TokenMap
@@ -40,6 +42,7 @@ class EagleCache:
     Attributes:
         vocabulary: number of ids that rows of logits have.
         own_ids: the target's id of each, where these differ.
+        ready: whether a pass of the target had made the logits that the last tree begins with.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EagleCache:
         self.model = model
         self.steps = steps
         self.own_ids = None
+        self.ready = False
         if token_map is not None and narrow:
             self.own_ids, token_map = token_map.ids, None
         self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
@@ -96,6 +100,7 @@ class EagleCache:
         if model.length >= rows:
             model.keep(rows)
             logits = None if self.steps is None else self.steps.logits_of(rows - 1)
+        self.ready = logits is not None
         if logits is None:
             model.keep(min(model.length, rows - 1))  # The head may have been asked about this very text before.
             logits = self._extend(context, features, rows)
@@ -156,26 +161,39 @@ class EagleCache:
 
 
 class Eagle(TokenTree):
-    """Grows the tree with a head in place of a draft model."""
+    """Grows the tree with a head in place of a draft model.
+
+    Args:
+        use: where passes of the target make the head's first step and costs count, what is known of its use.
+    """
 
     name = "eagle"
 
-    def __init__(self, cache: EagleCache, vocabulary: int, options: TreeOptions) -> None:
+    def __init__(self, cache: EagleCache, vocabulary: int, options: TreeOptions, use: FirstStepUse | None = None) -> None:
         super().__init__([cache], vocabulary, options)
         self._cache = cache
+        self._use = use
+        self._asked = False
 
     def begin(self, context: Sequence[int]) -> None:
         self._cache.start(context)
 
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
+        self._cache.ready = True
         tree = super().propose(context, max_tokens)
         self._cache.settle()  # before the target's pass, which may have rows of the text to add
+        self._asked = True
         if self._cache.steps is not None:
             self._cache.steps.wanted = self.off is None
         return tree
 
     def observe(self, found: Round) -> None:
         super().observe(found)
+        steps, use = self._cache.steps, self._use
+        if steps is not None and use is not None and self.off is None:
+            use.observe(asked=self._asked, apart=self._asked and not self._cache.ready, inside=steps.made_by_last_pass)
+            steps.wanted = use.pays_behind_others  # unless the head is asked before the next pass
+        self._asked = False
         self._cache.follow(found.context)
 
 
@@ -185,5 +203,8 @@ def make_eagle(resources: Resources) -> Eagle:
     token_map = resources.token_map("eagle")
     narrow = resources.plain_guess and token_map is not None and int(token_map.ids.max()) < resources.vocabulary
     cache = EagleCache(model, resources.features("eagle"), token_map, resources.first_steps("eagle"), narrow)
-    options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "eagle", 1))
-    return Eagle(cache, resources.vocabulary, options)
+    options, use = options_for(resources, "eagle", [model]), None
+    if options.costs is not None and cache.steps is not None:
+        use = FirstStepUse(resources.first_ms("eagle"), resources.draft_ms("eagle"))
+        options = dataclasses.replace(options, costs=dataclasses.replace(options.costs, first_ms=lambda: use.round_ms))
+    return Eagle(cache, resources.vocabulary, options, use)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edgespec.runtime.tuning.controller import LEAST_GAIN
 
 START_GAIN = 1.3  # what is hoped for at first: the pool of n-grams has to fill before anything can come of it
-WEIGHT = 20.0  # of the hope, in rounds
+WEIGHT = 10.0  # of the hope, in rounds
 MEMORY = 0.97  # weight of the past after a round
 IDLE = 0.99  # the same after a round without a proposal
 
@@ -23,7 +23,8 @@ class Payoff:
 
     def for_another_text(self, pass_ms: Callable[[int], float] | None) -> Payoff:
         """One whose hope is halfway between what this one has seen and what is hoped for at first."""
-        return Payoff(pass_ms, (START_GAIN + min(self.gain, START_GAIN)) / 2)
+        seen = self._start + (self._surplus / self._rounds if self._rounds else 0.0)
+        return Payoff(pass_ms, (START_GAIN + min(seen, START_GAIN)) / 2)
 
     @property
     def gain(self) -> float:

@@ -36,21 +36,17 @@ Guesser = Callable[[Sequence[Floats], Text, int], Sequence[Guess]]
 
 @dataclasses.dataclass(frozen=True)
 class TreeCosts:
-    """Milliseconds of a target pass of so many tokens, and of all drafts for a level of one node; ``first_ms`` of the first level, where
-    that is another."""
+    """Milliseconds of a target pass of so many tokens, and of all drafts for a level of one node; ``first_ms`` says it of the first
+    level, where that is another."""
 
     pass_ms: Callable[[int], float]
     level_ms: float
-    first_ms: float | None = None
-
-    @property
-    def first(self) -> float:
-        """The first level, whose logits are those of one row."""
-        return self.level_ms if self.first_ms is None else self.first_ms
+    first_ms: Callable[[], float] | None = None
 
     def chain(self, depth: int) -> float:
         """Levels of one node each."""
-        return self.first + (depth - 1) * self.level_ms
+        first = self.level_ms if self.first_ms is None else self.first_ms()
+        return first + (depth - 1) * self.level_ms
 
     def level(self, nodes: int) -> float:
         """A level of several nodes, taken to cost in proportion to the target's passes."""
@@ -60,12 +56,13 @@ class TreeCosts:
 @dataclasses.dataclass(frozen=True)
 class TreeOptions:
     """``draws``: whether ``guess`` draws its tokens. ``branches``: whether every branch of a tree may commit. Without ``costs``
-    the tree has as many nodes as it may have, with them as many as pay."""
+    the tree has as many nodes as it may have, with them as many as pay. ``chances`` are those of a text before."""
 
     guess: Guesser
     draws: bool = False
     branches: bool = True
     costs: TreeCosts | None = None
+    chances: Chances = dataclasses.field(default_factory=Chances)
 
 
 class Cache(Protocol):
@@ -105,7 +102,7 @@ class TokenTree(Drafter):
         if self._ids is None:
             self._columns = self._vocabulary = min(vocabulary, self._columns)
         self._options = options
-        self._chances = Chances()
+        self._chances = options.chances
         self._before = [(cache.model.passes, cache.model.run_seconds) for cache in caches]
         self._grown: tuple[Growth, list[float], int] | None = None
         """The last tree, the draft's probabilities of its nodes, and the length of its context."""
@@ -156,9 +153,9 @@ class TokenTree(Drafter):
         return growth.tree(nodes)
 
     def _choose(self, context: Sequence[int], rows: list[Floats], growth: Growth, probabilities: list[float], most: int) -> list[int]:
-        """Grow where the draft is sure of itself; the nodes to verify."""
+        """Grow where the draft is sure of itself; the nodes to verify. What the first level took is spent, whatever is chosen."""
         costs, first = self._options.costs, self._chances.by_rank[0]
-        level, scored, spent = [-1], {-1}, costs.first if costs else 0.0
+        level, scored, spent = [-1], {-1}, 0.0
         found = [rows]
         while True:
             for node, node_rows in zip(level, found, strict=True):
@@ -213,15 +210,20 @@ class TokenTree(Drafter):
 def make_token_tree(resources: Resources) -> TokenTree:
     """With all draft models of the bundle."""
     models = resources.models("draft")
-    options = TreeOptions(resources.guess, resources.draws, resources.branches, costs_of(resources, "draft", len(models)))
-    return TokenTree([TreeCache(model) for model in models], resources.vocabulary, options)
+    caches = [TreeCache(model) for model in models]
+    return TokenTree(caches, resources.vocabulary, options_for(resources, "draft", models))
 
 
-def costs_of(resources: Resources, kind: str, models: int) -> TreeCosts | None:
-    """With so many models of a kind; None where a number of nodes was asked for."""
-    if resources.pass_ms is None:
-        return None
-    return TreeCosts(resources.pass_ms, models * resources.draft_ms(kind), models * resources.first_ms(kind))
+def options_for(resources: Resources, kind: str, models: Sequence[Model]) -> TreeOptions:
+    """With the models of a kind; without costs where a number of nodes was asked for. Where tokens are chosen, with what the last
+    text has shown; drawn ones depend on the tree's shape, and a seed has to repeat them."""
+    usual = [model.spec.accuracy[0][0] for model in models if model.spec.accuracy]
+    chances = Chances(max(usual, default=None))
+    if not resources.draws:
+        last: Chances | None = resources.learnt.get(kind)
+        resources.learnt[kind] = chances = last.for_another_text() if last else chances
+    costs = None if resources.pass_ms is None else TreeCosts(resources.pass_ms, len(models) * resources.draft_ms(kind))
+    return TreeOptions(resources.guess, resources.draws, resources.branches, costs, chances)
 
 
 def shape(by_rank: Sequence[float], most: int, branches: bool, costs: TreeCosts | None) -> tuple[Growth, int, float]:

@@ -58,6 +58,11 @@ class FirstSteps:
         index = self._row_of.get(row)
         return None if index is None else self.logits[index : index + 1]
 
+    @property
+    def made_by_last_pass(self) -> bool:
+        """Whether there are logits of the last pass."""
+        return bool(self._row_of)
+
     def forget(self) -> None:
         """There are no logits of the last pass, or other rows have taken the place of those that it made."""
         self._row_of = {}

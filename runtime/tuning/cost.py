@@ -82,6 +82,14 @@ class RunningCosts:
         """Milliseconds of a target pass of ``width`` tokens."""
         return self._of_width(width) * self._speed * self._correction.get(width, 1.0)
 
+    def of_step(self, drafter: str) -> float:
+        """Milliseconds of one step of a drafter's model, taken to be slowed as passes are."""
+        return self.start.draft_ms[drafter] * self._speed
+
+    def of_first_step(self, drafter: str) -> float:
+        """The same of the first step of a round."""
+        return self.start.of_first_step(drafter) * self._speed
+
     def of_draft(self, drafter: str, tokens: int) -> float:
         """Milliseconds in which a drafter makes so many tokens. Until it has been seen to, it is taken to be slowed as passes are."""
         step = self._step.get(drafter)

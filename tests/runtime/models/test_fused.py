@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from edgespec.bundle import open_bundle
 from edgespec.errors import BundleError
 from edgespec.runtime import Engine, load
+from edgespec.runtime.drafters.first_step import FirstStepUse
 from edgespec.runtime.models.fused import PLAIN, WITH_HEAD, FusedModel, head_inside
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
@@ -167,6 +168,24 @@ def test_drafts_are_the_same_without_passes_of_the_head(made: Made, exactness: s
             rounds = sum(count for drafted, count in found.stats.rounds_by_draft_length.items() if drafted)
             assert other.stats.draft_passes - found.stats.draft_passes == rounds, length
             assert length > 1 or found.stats.draft_passes == 0
+
+
+@pytest.mark.parametrize("apart_ms", [0.01, 50.0])
+def test_behind_n_grams_a_pass_makes_the_step_where_that_is_cheaper(made: Made, apart_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are given. The text begins to repeat itself, so n-grams are asked in most rounds; it is the same in any case."""
+    costs = Costs({1: 10.0, 8: 10.1}, {"eagle": apart_ms}, True, {"eagle": 1.0})
+    monkeypatch.setattr("edgespec.runtime.tuning.cost.measure", lambda *_: costs)
+    monkeypatch.setattr("edgespec.runtime.tuning.cost.RunningCosts.saw_pass", lambda *_: None)
+    inside: list[bool] = []
+    observe = FirstStepUse.observe
+    monkeypatch.setattr(FirstStepUse, "observe", lambda use, **how: inside.append(how["inside"]) or observe(use, **how))
+    how = {"max_new_tokens": 120, "ignore_eos": True}
+    with load(made.float32, threads=1, pack_cache=False) as engine:
+        found = engine.generate(PROMPT, drafter="ngram,eagle", **how)
+        assert found.token_ids == engine.generate(PROMPT, drafter="none", **how).token_ids
+    assert set(found.stats.accepted_by_drafter) >= {"ngram", "eagle"}
+    assert all(inside) if apart_ms > 1 else not all(inside)
+    assert any(inside)
 
 
 @pytest.mark.parametrize("acceptance", ["match", "ratio"])

@@ -51,6 +51,7 @@ def test_a_slower_machine_is_slower_at_every_width_and_in_drafting() -> None:
     costs = after([(4, 12.0)] * 20)
     assert [costs.of_width(width) for width in (1, 4, 8)] == pytest.approx([8.0, 12.0, 18.0])
     assert costs.of_draft("draft", 2) == pytest.approx(4.0)
+    assert costs.of_step("draft") == costs.of_first_step("draft") == pytest.approx(2.0)
     costs.saw_draft("draft", 1, 0.001)
     assert costs.of_draft("draft", 2) == pytest.approx(4.0), "one step says nothing"
 
