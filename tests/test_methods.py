@@ -87,10 +87,11 @@ def test_the_tables(tmp_path: Path) -> None:
     kept = ResultFile(tmp_path / "answers.jsonl", ABOUT)
     for question in QUESTIONS:
         kept.add(question, answers(changed=question.category == "stem"))
-    speed, per_pass, acceptance, equal, changed = tables(kept.results(), ABOUT["methods"]).split(":\n\n")[1:]
+    speed, middle, per_pass, acceptance, equal, changed = tables(kept.results(), ABOUT["methods"]).split(":\n\n")[1:]
     assert "|  | all (3) | multi-turn (2) | qa (1) |" in speed
     assert "| plain | 0.50 | 0.50 | 0.50 |" in speed
     assert "| draft, fast | 4.00 | 4.00 | 4.00 |" in speed
+    assert "| draft, fast | 4.00 | 4.00 | 4.00 |" in middle
     assert "| draft | 2.00 | 2.00 | 2.00 |" in per_pass
     assert "| draft | 0.50 | 0.50 | 0.50 |" in acceptance
     assert "| draft | 3 of 3 | 2 of 2 | 1 of 1 |" in equal

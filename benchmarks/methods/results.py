@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.methods.arms import BASE, FAST, PLAIN
-from edgespec.bench.measure import geometric_mean
 from edgespec.bench.prompts import Question
 from edgespec.errors import UsageError
 
@@ -57,10 +56,10 @@ class Results:
         plain = BASE if method.endswith(FAST) else PLAIN
         return [(found[method], found[plain]) for key, found in self.answers.items() if category in (None, self.categories[key])]
 
-    def speedup(self, method: str, category: str | None) -> float:
-        """Geometric mean of the speed over that of plain decoding at one token a pass, question by question."""
+    def speedups(self, method: str, category: str | None) -> list[float]:
+        """Speed over that of plain decoding at one token a pass, question by question."""
         found = [answers for key, answers in self.answers.items() if category in (None, self.categories[key])]
-        return geometric_mean([answers[method].speed / answers[BASE].speed for answers in found if answers[BASE].speed])
+        return [answers[method].speed / answers[BASE].speed for answers in found if answers[BASE].speed]
 
     def tokens_per_pass(self, method: str, category: str | None) -> float:
         found = [answer for answer, _ in self.of(method, category)]

@@ -20,8 +20,9 @@ EDGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)  # of the bins
 WEIGHT = 4.0  # of the start, in observations
 MEMORY = 0.98  # weight of the past after a round
 IDLE = 0.99  # the same after a round without a tree
-# Weight of the text before: how far the draft's own probabilities can be trusted is much the same, how often it is right is not.
-TRUST, RIGHT = 0.5, 0.1
+# Weight of the text before. How far the draft's own probabilities can be trusted is much the same in all. How often it is right is not:
+# that is where the next text starts from, and as soon outvoted.
+TRUST, LIKE_BEFORE = 0.5, 2 / 3
 
 
 class Chances:
@@ -44,8 +45,9 @@ class Chances:
     def for_another_text(self) -> Chances:
         """Chances that begin with a part of what these have seen."""
         other = Chances(self._usual)
-        other._ranks, other._bins = self._ranks.copy(), self._bins.copy()
-        other._ranks.fade(RIGHT)
+        pairs = zip(self._ranks.shares, other._ranks.shares, strict=True)
+        other._ranks = Shares([LIKE_BEFORE * seen + (1 - LIKE_BEFORE) * usual for seen, usual in pairs])
+        other._bins = copy.deepcopy(self._bins)
         other._bins.fade(TRUST)
         other._learnt()
         return other
@@ -117,9 +119,6 @@ class Shares:
     @property
     def weights(self) -> list[float]:
         return [seen + WEIGHT for seen in self._all]
-
-    def copy(self) -> Shares:
-        return copy.deepcopy(self)
 
     def count(self, place: int, came_true: bool) -> None:
         self._true[place] += came_true

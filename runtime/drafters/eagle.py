@@ -42,7 +42,7 @@ class EagleCache:
     Attributes:
         vocabulary: number of ids that rows of logits have.
         own_ids: the target's id of each, where these differ.
-        ready: whether a pass of the target had made the logits that the last tree begins with.
+        apart: whether the head's own graph had to make the logits that the last tree begins with.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EagleCache:
         self.model = model
         self.steps = steps
         self.own_ids = None
-        self.ready = False
+        self.apart = False
         if token_map is not None and narrow:
             self.own_ids, token_map = token_map.ids, None
         self.vocabulary = model.spec.vocab_size if token_map is None else token_map.vocabulary
@@ -90,7 +90,7 @@ class EagleCache:
 
     def begin(self, context: Sequence[int], vocabulary: int) -> Floats | None:
         """Logits [V] after ``context``; None if it does not fit, has a token from ``vocabulary`` on, or is too short for a feature."""
-        model = self.model
+        model, self.apart = self.model, False
         self.follow(context)
         features = self._features()
         rows = min(len(features), len(context) - 1)
@@ -100,7 +100,7 @@ class EagleCache:
         if model.length >= rows:
             model.keep(rows)
             logits = None if self.steps is None else self.steps.logits_of(rows - 1)
-        self.ready = logits is not None
+        self.apart = logits is None
         if logits is None:
             model.keep(min(model.length, rows - 1))  # The head may have been asked about this very text before.
             logits = self._extend(context, features, rows)
@@ -179,7 +179,6 @@ class Eagle(TokenTree):
         self._cache.start(context)
 
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
-        self._cache.ready = True
         tree = super().propose(context, max_tokens)
         self._cache.settle()  # before the target's pass, which may have rows of the text to add
         self._asked = True
@@ -191,7 +190,7 @@ class Eagle(TokenTree):
         super().observe(found)
         steps, use = self._cache.steps, self._use
         if steps is not None and use is not None and self.off is None:
-            use.observe(asked=self._asked, apart=self._asked and not self._cache.ready, inside=steps.made_by_last_pass)
+            use.observe(asked=self._asked, apart=self._asked and self._cache.apart, inside=steps.made_by_last_pass)
             steps.wanted = use.pays_behind_others  # unless the head is asked before the next pass
         self._asked = False
         self._cache.follow(found.context)
