@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks.methods.__main__ import main
 from benchmarks.methods.arms import BASE, PLAIN, bundle_with, groups_of
-from benchmarks.methods.results import ResultFile, key_of
+from benchmarks.methods.results import ResultFile, balanced, key_of
 from benchmarks.methods.table import tables
 from edgespec.bench.prompts import Question
 from edgespec.bundle import open_bundle
@@ -116,3 +116,10 @@ def test_the_command_goes_on_where_it_was_stopped(bundle: Path, tmp_path: Path) 
     refused = CliRunner().invoke(main, [*command[:-2], "--exactness", "fast"])
     assert refused.exit_code == 1
     assert "another measurement" in refused.output
+
+
+def test_so_many_of_each_kind_in_turns() -> None:
+    kinds = ["qa"] * 4 + ["math", "writing"] + ["rag"]
+    questions = [Question(kind, str(number)) for number, kind in enumerate(kinds)]
+    assert [question.text for question in balanced(questions, 2)] == ["0", "4", "6", "2", "5"], "math and writing are of one kind"
+    assert len(balanced(questions, 9)) == 7

@@ -15,7 +15,7 @@ import click
 
 import edgespec
 from benchmarks.methods.arms import Modes, bundle_with, groups_of
-from benchmarks.methods.results import ResultFile
+from benchmarks.methods.results import ResultFile, balanced
 from benchmarks.methods.table import tables
 from benchmarks.peers.process import Worker
 from edgespec.bench.prompts import Question, read_prompts
@@ -34,18 +34,21 @@ SCRIPT = Path(__file__).parents[1] / "peers" / "run_edgespec.py"
 @click.argument("questions", type=click.Path(path_type=Path, exists=True))
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Answers so far are read from here and new ones added.")
 @click.option("--limit", type=click.IntRange(1), help="Ask only so many questions, spread over the file.")
+@click.option("--per-kind", type=click.IntRange(1), help="Ask so many of each kind, kinds in turns, so that a part of it is balanced.")
 @click.option("--new-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--drafter", "drafters", multiple=True, help="Only this one, and plain decoding; may be given several times.")
 @click.option("--exactness", type=click.Choice(["exact", "fast", "both"]), default="both", show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=default_threads(), show_default=True)
 @click.option("--table-only", is_flag=True, help="Ask nothing, print the tables of the answers so far.")
-def main(bundle: Path, questions: Path, output: Path, limit: int | None, table_only: bool, **options: Any) -> None:
+def main(bundle: Path, questions: Path, output: Path, limit: int | None, per_kind: int | None, table_only: bool, **options: Any) -> None:
     """Ask every method of BUNDLE every question of QUESTIONS (Spec-Bench's format), greedy, and print tables by kind of question.
 
     An answer is kept at once, so the same command goes on where it was stopped; Ctrl-C shows what is complete.
     """
     try:
         asked = read_prompts(questions, limit)
+        if per_kind is not None:
+            asked = balanced(asked, per_kind)
         kinds = ("exact", "fast") if options["exactness"] == "both" else (options["exactness"],)
         groups = groups_of(open_bundle(bundle), options["drafters"], kinds)
         methods = [method for modes in groups.values() for method in modes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -111,8 +112,7 @@ class ResultFile:
         return [question for question in questions if key_of(question) not in known]
 
     def add(self, question: Question, answers: dict[str, dict[str, Any]]) -> None:
-        category = "multi-turn" if question.category in MULTI_TURN else question.category
-        self.lines.append({"question": key_of(question), "category": category, "answers": answers})
+        self.lines.append({"question": key_of(question), "category": kind_of(question), "answers": answers})
         self._append(self.lines[-1])
 
     def results(self) -> Results:
@@ -122,6 +122,20 @@ class ResultFile:
     def _append(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def kind_of(question: Question) -> str:
+    """Its row in the tables."""
+    return "multi-turn" if question.category in MULTI_TURN else question.category
+
+
+def balanced(questions: Iterable[Question], count: int) -> list[Question]:
+    """So many of each kind, or all that there are, spread over those of the kind; kinds take turns."""
+    kinds: dict[str, list[Question]] = {}
+    for question in questions:
+        kinds.setdefault(kind_of(question), []).append(question)
+    spread = [[found[index * len(found) // count] for index in range(count)] if count < len(found) else found for found in kinds.values()]
+    return [question for turn in itertools.zip_longest(*spread) for question in turn if question is not None]
 
 
 def key_of(question: Question) -> str:
