@@ -20,6 +20,7 @@ import edgespec
 from benchmarks.figures import p10
 from edgespec.bench.prompts import OWN, read_prompts
 from edgespec.bundle import open_bundle
+from edgespec.runtime.memory.weights import read_weights
 from edgespec.runtime.providers.session import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
@@ -85,13 +86,13 @@ def arithmetic(threads: int) -> float:
 def main(bundle: Path, threads: int, new_tokens: int, rounds: int) -> None:
     """Share of the machine's limits that decoding reaches, plain and with drafts."""
     manifest = open_bundle(bundle)
-    sizes = {file.name: file.size for file in manifest.files}
-    weights = sum(sizes[name] for name in manifest.target.weights)
+    read = read_weights(bundle / manifest.target.graph)  # of the embedding a token reads one row
+    weights = read.kept + sum(matrix.packed for matrix in read.matrices)
     speed, products = bandwidth(threads), arithmetic(threads)
     click.echo(f"{machine_name()}, {threads} threads")
     click.echo(f"memory {speed / 1e9:.1f} GB/s, 8-bit products {products / 1e9:.0f} G multiply-adds/s")
     limit = speed / weights
-    click.echo(f"{bundle.name}: {weights / 1e6:.0f} MB of weights, so at most {limit:.0f} passes/s of one token")
+    click.echo(f"{bundle.name}: {weights / 1e6:.0f} MB of weights for each pass, so at most {limit:.0f} passes/s of one token")
     modes: dict[str, dict[str, Any]] = {"plain": {"drafter": "none", "exactness": "fast"}, "exact": {"drafter": "none"}, "auto": {}}
     rates: dict[str, list[float]] = {mode: [] for mode in modes}
     passes: dict[str, list[float]] = {mode: [] for mode in modes}
