@@ -26,6 +26,8 @@ from edgespec.export.distill.target import Target
 from edgespec.export.distill.workplace import Workplace
 
 HELD = 0  # the shard that nothing is trained on
+HELD_SHARE = 4  # it has a fourth of the texts of the others: it takes time to write and, again and again, to judge on
+LEAST_TEXTS = 32  # of a shard, where shards are not smaller anyway
 HELD_OUT = 10  # of the user's own prompts and texts every so many is held out
 QUESTION_TOKENS = 40
 LEAST_ANSWER = 8  # tokens; shorter ones teach nothing
@@ -58,14 +60,14 @@ class Own:
             items += [piece for piece in pieces if len(piece) >= LEAST_ANSWER]
         return cls(tuple(items))
 
-    def of_shard(self, shard: int, size: int) -> tuple[list[Prompt], list[Piece]]:
-        """Its part of a shard of ``size`` texts: the first shards are the user's as far as it reaches. A prompt is two texts, a likely
-        answer and a drawn one."""
+    def of_shard(self, shard: int, size: int, usual: int) -> tuple[list[Prompt], list[Piece]]:
+        """Its part of a shard of ``size`` texts, where those before it have as many as is ``usual``: the first shards are the user's as far
+        as it reaches. A prompt is two texts, a likely answer and a drawn one."""
         if shard == HELD:
             chosen = self.items[HELD_OUT - 1 :: HELD_OUT]
         else:
             rest = [item for index, item in enumerate(self.items) if index % HELD_OUT != HELD_OUT - 1]
-            chosen = tuple(rest[(shard - 1) * (size // 2) :])
+            chosen = tuple(rest[(shard - 1) * (usual // 2) :])
         chosen = chosen[: size // 2]
         return [item for item in chosen if isinstance(item, Prompt)], [item for item in chosen if not isinstance(item, Prompt)]
 
@@ -78,10 +80,11 @@ class Writer:
         self._config = config
         self._own = own
 
-    def shard(self, number: int) -> tuple[list[Entry], dict[str, Any]]:
-        """Texts and statistics of a shard."""
-        size = self._config.shard_texts
-        own, pieces = self._own.of_shard(number, size)
+    def shard(self, number: int, most: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
+        """Texts and statistics of a shard, which has ``most`` texts where there is no time for all of them."""
+        usual = self._config.shard_texts
+        size = texts_of(number, usual) if most is None else min(most, texts_of(number, usual))
+        own, pieces = self._own.of_shard(number, size, usual)
         twice = [] if number == HELD else [dataclasses.replace(prompt, temperature=1.0) for prompt in own]
         left = size - len(own) - len(twice) - len(pieces)
         dropped: Counter[str] = Counter()
@@ -183,6 +186,11 @@ def _statistics(entries: Sequence[Entry], dropped: Counter[str], asked: Sequence
     }
 
 
+def texts_of(number: int, usual: int) -> int:
+    """Texts of a shard where those that are trained on have ``usual``."""
+    return min(usual, max(usual // HELD_SHARE, LEAST_TEXTS)) if number == HELD else usual
+
+
 def grow_corpus(
     work: Workplace,
     writer: Writer,
@@ -196,13 +204,17 @@ def grow_corpus(
     """Write this process's shards, number ``rank`` and every ``processes``-th after it, until there is enough.
 
     Enough is ``config.tokens`` answer tokens in the shards from 1 on without a gap, or as many as fit before ``deadline``
-    (:func:`time.monotonic`); the held-out shard and one more are always made.
+    (:func:`time.monotonic`); the held-out shard and one more are always made. The last one before the deadline has as many texts as
+    there is time for, by the pace of the one before.
     """
-    number = rank
-    while not _enough(work, config, number, deadline):
+    number, pace = rank, 0.0
+    while not _enough(work, config, number, None if deadline is None else deadline - pace * LEAST_TEXTS / 2):
         if number not in work.shards():
-            entries, statistics = writer.shard(number)
+            started = time.monotonic()
+            most = max(int((deadline - started) / pace), LEAST_TEXTS) if deadline is not None and pace else None
+            entries, statistics = writer.shard(number, most)
             work.write_shard(number, entries, statistics, config.space)
+            pace = (time.monotonic() - started) / min(most or config.shard_texts, texts_of(number, config.shard_texts))
             on_shard(work.read_shard(number))
         number += processes
 

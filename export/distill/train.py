@@ -26,6 +26,7 @@ from edgespec.export.distill.students import Student
 from edgespec.files import whole
 
 LOOKS = 20  # evaluations of a training
+LOOK_SHARE = 0.1  # most of its time that they may take
 PATIENCE = 6  # of them without a gain end it
 LEAST_GAIN = 1e-3  # tokens per pass
 WARM_UP = 0.03  # share of the training in which the learning rate rises
@@ -105,6 +106,7 @@ class Trainer:
         self._verdict: Verdict | None = None
         """On the best state; None if an earlier run had it."""
         self._parts = 1
+        self._look_seconds = 0.0
         self._autocast = autocast(config.precision, accelerator.device)
         self.state = State()
 
@@ -196,7 +198,9 @@ class Trainer:
 
     def _look(self) -> None:
         """Judge the draft as it is, and keep it if it is the best so far."""
+        started = time.monotonic()
         verdict = self._judge()
+        self._look_seconds = time.monotonic() - started
         state, found = self.state, verdict.all.tokens_per_pass
         state.looks.append([float(state.step), round(state.seconds, 1), round(state.loss, 4), round(found, 4)])
         if not self._best or found > state.best + LEAST_GAIN:
@@ -208,7 +212,12 @@ class Trainer:
         self._on_look(state, verdict)
 
     def _next_look(self) -> float:
-        return len(self.state.looks) / LOOKS
+        """Share of the budget at which the draft is judged again; the same for all processes."""
+        planned = len(self.state.looks) / LOOKS
+        if self._budget.seconds is None:
+            return planned
+        earliest = self._budget.progress(self.state) + self._look_seconds / LOOK_SHARE / self._budget.seconds
+        return self._agreed(max(planned, earliest))
 
     def _agreed(self, progress: float) -> float:
         """The first process's, so that all end at the same step; clocks differ."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -23,16 +24,16 @@ from edgespec.export.distill.batch_graph import write_batch_graph
 from edgespec.export.distill.batch_model import BatchModel
 from edgespec.export.distill.batches import Batch, Batches
 from edgespec.export.distill.continuous_batching import ContinuousBatching, Request, Text
-from edgespec.export.distill.corpus import HELD, Own, Writer
+from edgespec.export.distill.corpus import HELD, Own, Writer, grow_corpus, texts_of
 from edgespec.export.distill.evaluate import held_questions, measure_bundle
-from edgespec.export.distill.judge import judge
+from edgespec.export.distill.judge import Verdict, judge
 from edgespec.export.distill.questions import Prompt
 from edgespec.export.distill.repetition import before_loop, distinct, period_of
-from edgespec.export.distill.shards import Shard
+from edgespec.export.distill.shards import Entry, Shard
 from edgespec.export.distill.students import STUDENTS
 from edgespec.export.distill.students.base import Student
 from edgespec.export.distill.target import BATCH_GRAPH, Target
-from edgespec.export.distill.train import Budget, Trainer
+from edgespec.export.distill.train import LOOK_SHARE, Budget, Trainer
 from edgespec.export.distill.vocabulary import choose_tokens, coverage
 from edgespec.export.distill.workplace import Workplace
 from edgespec.export.heads.eagle_layout import open_layout
@@ -340,6 +341,54 @@ def test_hidden_states_that_were_not_stored_are_computed_again(made: Made, tmp_p
         np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), atol=2e-2, rtol=5e-3)
 
 
+def test_shards_are_smaller_where_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text takes a second, by a clock of its own."""
+    now, made = [0.0], dict[int, int]()
+    monkeypatch.setattr("edgespec.export.distill.corpus.time.monotonic", lambda: now[0])
+
+    class Slow(Writer):
+        def __init__(self) -> None: ...
+
+        def shard(self, number: int, most: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
+            made[number] = min(texts_of(number, 256), most or 256)
+            now[0] += made[number]
+            return [], {}
+
+    class Work(Workplace):
+        def __init__(self) -> None: ...
+
+        def shards(self) -> list[int]:
+            return [*made]
+
+        def write_shard(self, *_: Any) -> None: ...
+
+        def read_shard(self, number: int) -> Any:
+            return number
+
+    def grown(deadline: float) -> dict[int, int]:
+        made.clear()
+        now[0] = 0.0
+        config = DistillConfig("target", Path("draft"), minutes=1.0)
+        grow_corpus(Work(), Slow(), config, rank=0, processes=1, deadline=deadline, on_shard=lambda _: None)
+        return made
+
+    assert grown(800.0) == {0: 64, 1: 256, 2: 256, 3: 224}
+    assert grown(150.0) == {0: 64, 1: 86}
+    assert grown(10.0) == {0: 64, 1: 32}, "something has to be trained on"
+
+
+def test_judging_takes_a_small_part_of_the_time(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any) -> Verdict:
+        time.sleep(0.25)
+        return judge(*args)
+
+    monkeypatch.setattr("edgespec.export.distill.train.judge", slow)
+    report = distill(made.elsewhere(tmp_path, tokens=None, minutes=0.15, shard_texts=8))
+    assert report is not None
+    # One before the training and one after it, and of the others at most so many; twenty would take five seconds of less than nine.
+    assert 2 <= len(report.state.looks) <= 3 + report.state.seconds * LOOK_SHARE / 0.25
+
+
 def test_the_users_prompts_and_texts_come_first(made: Made, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("\n".join(f"what of the owl {number}" for number in range(10)), encoding="utf-8")
     (tmp_path / "book.txt").write_text("the old owl sings near the round boat. " * 12, encoding="utf-8")
@@ -348,7 +397,7 @@ def test_the_users_prompts_and_texts_come_first(made: Made, tmp_path: Path) -> N
     )
     target = Target(made.work.target, 8, 1)
     own = Own.read(config, target)
-    held, _ = own.of_shard(HELD, 24)
+    held, _ = own.of_shard(HELD, 24, 24)
     assert [prompt.turns for prompt in held] == [("what of the owl 9",)]
     entries, _ = Writer(target, config, own).shard(1)
     assert [entry.prompt for entry in entries if entry.category == "prompts"] == [f"what of the owl {n}" for n in range(9)] * 2
