@@ -233,7 +233,7 @@ def test_conversations_take_turns(made: Made, tmp_path: Path) -> None:
 
     def turns(drafter: str) -> tuple[list[str], list[int]]:
         with load(made.int8, threads=1) as engine:
-            chats = [engine.chat(drafter=drafter, draft_length=7, max_new_tokens=6, ignore_eos=True) for _ in range(2)]
+            chats = [engine.chat(drafter=drafter, draft_length=7, max_new_tokens=12, ignore_eos=True) for _ in range(2)]
             texts = [chat.send(text).result().text for chat in chats for text in said[:1]]
             ran = counted_tokens(engine._models.get(drafter)) if drafter == "eagle" else []
             first_passes = []
@@ -242,7 +242,7 @@ def test_conversations_take_turns(made: Made, tmp_path: Path) -> None:
                 texts.append(chat.send(said[1]).result().text)
                 first_passes += ran[:1]
             chats[0].save(tmp_path / drafter)
-            restored = engine.restore_chat(tmp_path / drafter, drafter=drafter, draft_length=7, max_new_tokens=6, ignore_eos=True)
+            restored = engine.restore_chat(tmp_path / drafter, drafter=drafter, draft_length=7, max_new_tokens=12, ignore_eos=True)
             ran.clear()
             texts.append(restored.send(said[1]).result().text)
             return texts, first_passes + ran[:1]
