@@ -11,6 +11,11 @@ def p10(values: Sequence[float]) -> float:
     return float(np.percentile(values, 10))
 
 
+def row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 

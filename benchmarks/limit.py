@@ -87,7 +87,7 @@ def main(bundle: Path, threads: int, new_tokens: int, rounds: int) -> None:
     """Share of the machine's limits that decoding reaches, plain and with drafts."""
     manifest = open_bundle(bundle)
     read = read_weights(bundle / manifest.target.graph)  # of the embedding a token reads one row
-    weights = read.kept + sum(matrix.packed for matrix in read.matrices)
+    weights = read.kept + read.packed
     speed, products = bandwidth(threads), arithmetic(threads)
     click.echo(f"{machine_name()}, {threads} threads")
     click.echo(f"memory {speed / 1e9:.1f} GB/s, 8-bit products {products / 1e9:.0f} G multiply-adds/s")

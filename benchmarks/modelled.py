@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 
 import edgespec
-from benchmarks.figures import median
+from benchmarks.figures import median, row
 from benchmarks.methods.results import balanced, kind_of
 from edgespec.bench.measure import geometric_mean
 from edgespec.bench.prompts import Question, read_prompts
@@ -54,7 +54,7 @@ def given(manifest: Manifest, bundle: Path, four: float) -> Costs:
     """Costs of a device where a pass of four tokens costs ``four`` passes of one, and each more as much again; a step of a draft costs
     what its matrices are of the target's, since these are what is read."""
     weights = {name: read_weights(bundle / spec.graph) for name, spec in manifest.models.items()}
-    size = {name: found.kept + sum(matrix.packed for matrix in found.matrices) for name, found in weights.items()}
+    size = {name: found.kept + found.packed for name, found in weights.items()}
     steps = {drafter.kind: size[drafter.model] / size["target"] for drafter in manifest.drafters if drafter.model is not None}
     inside = {drafter.kind for drafter in manifest.drafters if drafter.model is not None and manifest.models[drafter.model].fused}
     passes = {width: 1 + (width - 1) * (four - 1) / 3 for width in WIDTHS}
@@ -110,10 +110,6 @@ def cell(gains: Sequence[Gain]) -> str:
         if gains
         else ""
     )
-
-
-def row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

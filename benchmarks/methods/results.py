@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.methods.arms import BASE, FAST, PLAIN
-from edgespec.bench.prompts import Question
+from edgespec.bench.prompts import Question, spread
 from edgespec.errors import UsageError
 
 MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -134,8 +134,8 @@ def balanced(questions: Iterable[Question], count: int) -> list[Question]:
     kinds: dict[str, list[Question]] = {}
     for question in questions:
         kinds.setdefault(kind_of(question), []).append(question)
-    spread = [[found[index * len(found) // count] for index in range(count)] if count < len(found) else found for found in kinds.values()]
-    return [question for turn in itertools.zip_longest(*spread) for question in turn if question is not None]
+    chosen = [spread(found, count) for found in kinds.values()]
+    return [question for turn in itertools.zip_longest(*chosen) for question in turn if question is not None]
 
 
 def key_of(question: Question) -> str:

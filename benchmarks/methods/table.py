@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.figures import median
+from benchmarks.figures import median, row
 from benchmarks.methods.arms import BASE, FAST, PLAIN
 from benchmarks.methods.results import Results
 from edgespec.bench.measure import geometric_mean
@@ -21,8 +21,8 @@ def tables(results: Results, methods: Sequence[str]) -> str:
 
     def by_kind(rows: Iterable[str], cell: Callable[[str, str | None], str]) -> str:
         head = ["", f"all ({len(results.answers)})", *(f"{kind} ({count})" for kind, count in counts.items())]
-        lines = [head, ["---"] * len(head), *([row, *(cell(row, kind) for kind in (None, *results.kinds))] for row in rows)]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        lines = [head, ["---"] * len(head), *([method, *(cell(method, kind) for kind in (None, *results.kinds))] for method in rows)]
+        return "\n".join(map(row, lines))
 
     def equal(method: str, kind: str | None) -> str:
         same, count = results.equal(method, kind)

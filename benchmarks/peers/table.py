@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.figures import median
+from benchmarks.figures import median, row
 from benchmarks.peers.measured import Arm, Measured, paired_ratio
 from benchmarks.peers.process import Worker
 
@@ -53,7 +53,7 @@ def table(measured: Measured, workers: Mapping[Arm, Worker], disk: Mapping[Arm, 
                 f"{equal[0]} of {equal[1]}" if equal else MISSING,
             )
         )
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines = [*map(row, rows)]
     lines += [f"\nCould not be run: {', '.join(arm)}: {error}" for arm, error in measured.failed.items()]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import UsageError
@@ -41,6 +42,9 @@ def read_prompts(path: Path = OWN, limit: int | None = None) -> list[Question]:
         questions.append(question)
     if not questions:
         raise UsageError(f"{path}: has no questions")
-    if limit is not None and limit < len(questions):
-        questions = [questions[index * len(questions) // limit] for index in range(limit)]
-    return questions
+    return questions if limit is None else spread(questions, limit)
+
+
+def spread(questions: Sequence[Question], count: int) -> list[Question]:
+    """So many of them, evenly over all; all where there are no more."""
+    return [questions[index * len(questions) // count] for index in range(count)] if count < len(questions) else list(questions)

@@ -80,10 +80,10 @@ class Writer:
         self._config = config
         self._own = own
 
-    def shard(self, number: int, most: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
-        """Texts and statistics of a shard, which has ``most`` texts where there is no time for all of them."""
+    def shard(self, number: int, size: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
+        """Texts and statistics of a shard of ``size`` texts, as many as it usually has unless given."""
         usual = self._config.shard_texts
-        size = texts_of(number, usual) if most is None else min(most, texts_of(number, usual))
+        size = size or texts_of(number, usual)
         own, pieces = self._own.of_shard(number, size, usual)
         twice = [] if number == HELD else [dataclasses.replace(prompt, temperature=1.0) for prompt in own]
         left = size - len(own) - len(twice) - len(pieces)
@@ -210,11 +210,12 @@ def grow_corpus(
     number, pace = rank, 0.0
     while not _enough(work, config, number, None if deadline is None else deadline - pace * LEAST_TEXTS / 2):
         if number not in work.shards():
-            started = time.monotonic()
-            most = max(int((deadline - started) / pace), LEAST_TEXTS) if deadline is not None and pace else None
-            entries, statistics = writer.shard(number, most)
+            started, size = time.monotonic(), texts_of(number, config.shard_texts)
+            if deadline is not None and pace:
+                size = min(size, max(int((deadline - started) / pace), LEAST_TEXTS))
+            entries, statistics = writer.shard(number, size)
             work.write_shard(number, entries, statistics, config.space)
-            pace = (time.monotonic() - started) / min(most or config.shard_texts, texts_of(number, config.shard_texts))
+            pace = (time.monotonic() - started) / size
             on_shard(work.read_shard(number))
         number += processes
 

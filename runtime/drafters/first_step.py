@@ -6,7 +6,7 @@ missing makes them in a session of its own, which takes longer, but is only need
 
 from __future__ import annotations
 
-from edgespec.runtime.drafters.chances import Shares
+from edgespec.runtime.drafters.chances import WEIGHT, Shares
 
 MEMORY = 0.97  # weight of the past after a round
 EVEN = 0.5  # how often the head is asked behind another drafter's tokens, until that is known
@@ -23,7 +23,7 @@ class FirstStepUse:
     def __init__(self, inside_ms: float, apart_ms: float) -> None:
         self._inside_ms, self._apart_ms = inside_ms, apart_ms
         self._asked_next = Shares([EVEN])
-        self._spent_ms, self._rounds = 4 * inside_ms, 4.0  # as if it had been needed every time
+        self._spent_ms, self._rounds = WEIGHT * inside_ms, WEIGHT  # as if it had been needed every time
         self._others_before = False
 
     @property

@@ -24,7 +24,7 @@ from edgespec.export.distill.batch_graph import write_batch_graph
 from edgespec.export.distill.batch_model import BatchModel
 from edgespec.export.distill.batches import Batch, Batches
 from edgespec.export.distill.continuous_batching import ContinuousBatching, Request, Text
-from edgespec.export.distill.corpus import HELD, Own, Writer, grow_corpus, texts_of
+from edgespec.export.distill.corpus import HELD, Own, Writer, grow_corpus
 from edgespec.export.distill.evaluate import held_questions, measure_bundle
 from edgespec.export.distill.judge import Verdict, judge
 from edgespec.export.distill.questions import Prompt
@@ -349,8 +349,8 @@ def test_shards_are_smaller_where_time_ends(monkeypatch: pytest.MonkeyPatch) -> 
     class Slow(Writer):
         def __init__(self) -> None: ...
 
-        def shard(self, number: int, most: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
-            made[number] = min(texts_of(number, 256), most or 256)
+        def shard(self, number: int, size: int | None = None) -> tuple[list[Entry], dict[str, Any]]:
+            made[number] = size or 0
             now[0] += made[number]
             return [], {}
 
