@@ -17,10 +17,11 @@ import click
 from benchmarks.figures import median
 from edgespec.bundle import open_bundle
 from edgespec.errors import UsageError
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.features import columns
 from edgespec.runtime.models.fused import FusedModel, head_inside
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.tuning.machine import machine_name
 
 KEPT = 2  # rows that a round keeps, which the head has to take

@@ -23,7 +23,7 @@ import numpy as np
 import edgespec
 from benchmarks.peers.process import Worker
 from edgespec.bench.prompts import OWN, read_prompts
-from edgespec.runtime.providers.session import default_threads
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ import edgespec
 from benchmarks.figures import p10
 from edgespec.bench.prompts import OWN, read_prompts
 from edgespec.bundle import open_bundle
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.memory.weights import read_weights
-from edgespec.runtime.providers.session import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
 ARRAY = 512 * 2**20  # bytes, beyond any cache

@@ -12,8 +12,9 @@ import click
 
 from benchmarks.figures import p10
 from edgespec.bundle import open_bundle
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.tuning.machine import machine_name
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)

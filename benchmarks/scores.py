@@ -22,8 +22,9 @@ from edgespec.export.reference import Reference
 from edgespec.export.tokenizer import Tokenizer
 from edgespec.export.trace.model import build_empty
 from edgespec.manifest import Fidelity, read_manifest
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 Texts = list[list[int]]
 Logits = Callable[[int], np.ndarray]

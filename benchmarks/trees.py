@@ -17,11 +17,12 @@ import numpy as np
 from benchmarks.figures import p10
 from edgespec.bundle import open_bundle
 from edgespec.runtime.accept import accept
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.drafters.growth import Growth
 from edgespec.runtime.drafters.lookahead import Lookahead, Window
 from edgespec.runtime.drafters.ngram import NGram
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.sampling.sampling import greedy
 from edgespec.runtime.tuning.machine import machine_name
 from edgespec.tree import DraftTree

@@ -12,8 +12,9 @@ import onnx
 
 from edgespec.export.passes.quantise_activations import Ranges, Seen
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.rows import HALF_MASKED, bias_name
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads, make_session
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, make_session
 
 PAST, PRESENT = "past_key_values.", "present."
 

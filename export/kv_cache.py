@@ -17,8 +17,9 @@ from edgespec.errors import UsageError
 from edgespec.export.passes.base import dialect_nodes
 from edgespec.export.passes.quantise_kv import BITS, QuantiseKv
 from edgespec.manifest import KvForm, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 ROOM = {"int8": 1.1, "int4": 1.0}  # over the largest magnitude seen: other texts go a little further, but steps get coarser
 LEAST = 1e-6  # of a channel that is always 0

@@ -10,9 +10,10 @@ from pathlib import Path
 import onnxruntime
 
 from edgespec.manifest import Exactness, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.exactness import find_equal_widths
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 from edgespec.runtime.tuning.cost import WIDTHS, measure_widths
 from edgespec.runtime.tuning.machine import machine_name
 

@@ -16,8 +16,9 @@ import onnxruntime as ort
 from edgespec.errors import ExportError
 from edgespec.export.parity.passes import prefill
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 CONFIG = "required_operators.config"
 LIMIT = 2**31 - 2**20  # offsets in a flatbuffer have 32 bits, one of them a sign

@@ -13,11 +13,12 @@ from edgespec.errors import ExportError
 from edgespec.export import parity
 from edgespec.export.parity.limits import DIVERGENCE, EXACT, FAULT, HALF, ROUNDED, within
 from edgespec.manifest import Fidelity, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers.placement import Placement
 from edgespec.runtime.providers.profiles import open_model, profile_spec
 from edgespec.runtime.providers.providers import DYNAMIC
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 PROOF_TEXTS, PROOF_TOKENS = 3, 96
 

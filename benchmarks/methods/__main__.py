@@ -22,8 +22,8 @@ from edgespec.bench.prompts import Question, read_prompts
 from edgespec.bundle import bundle_key, open_bundle
 from edgespec.cli.output import progress
 from edgespec.errors import EdgespecError
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.ort import import_onnxruntime
-from edgespec.runtime.providers.session import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
 SCRIPT = Path(__file__).parents[1] / "peers" / "run_edgespec.py"

@@ -20,7 +20,7 @@ from benchmarks.scores import Held
 from edgespec.bench.prompts import OWN, read_prompts
 from edgespec.cache import cache_folder
 from edgespec.cli.output import progress
-from edgespec.runtime.providers.session import default_threads
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
 REFERENCE = ("onnxruntime-genai", "plain")

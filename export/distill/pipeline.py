@@ -33,7 +33,7 @@ from edgespec.export.distill.workplace import Workplace
 from edgespec.export.heads.base import TargetShape
 from edgespec.export.pipeline import export_bundle, open_shape
 from edgespec.manifest import Manifest
-from edgespec.runtime.providers.session import default_threads
+from edgespec.runtime.cores import default_threads
 from edgespec.staging import check_output, staged
 
 WRITING = 0.5  # share of the time that goes into text

@@ -30,8 +30,9 @@ from edgespec.export.trace.exporting import trace
 from edgespec.export.trace.model import tied_names
 from edgespec.export.trace.windows import check_windows
 from edgespec.manifest import Fidelity, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 
 def open_eagle(source: str, target: TargetShape) -> EagleHead:

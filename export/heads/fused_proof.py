@@ -13,10 +13,11 @@ from edgespec.errors import ExportError
 from edgespec.export import parity
 from edgespec.export.parity.limits import FAULT, ROUNDED, within
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.features import columns
 from edgespec.runtime.models.fused import FusedModel
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 CHECKED = 8  # tokens behind the prompt, as a verification pass has them
 

@@ -35,8 +35,9 @@ from edgespec.export.recipe import Plan, Recipe, weight
 from edgespec.export.trace import dialect
 from edgespec.export.trace.exporting import OPSET
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.row_heads import RowHeads
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors.index.json", "model.safetensors")
 PREFIX = "medusa_head."

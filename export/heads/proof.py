@@ -11,8 +11,9 @@ import numpy as np
 from edgespec.errors import ExportError
 from edgespec.export.recipe import Scheme
 from edgespec.manifest import ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 SAMPLES = 3
 PROMPT, WRITTEN = 24, 40  # tokens of a sample that are held text, and tokens that the target adds

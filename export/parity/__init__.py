@@ -22,9 +22,10 @@ from edgespec.export.parity.passes import go_on, prefill
 from edgespec.export.reference import Reference
 from edgespec.export.stored import StoredWeights
 from edgespec.manifest import Fidelity, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.kv import in_form
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 __all__ = ["DIVERGENCE", "EXACT", "Original", "both_arithmetics", "check", "compare", "mean", "prefill", "require", "require_graph"]
 

@@ -21,8 +21,9 @@ from edgespec.export.parity.passes import Rollback
 from edgespec.export.reference import Reference
 from edgespec.export.stored import StoredWeights
 from edgespec.manifest import Fidelity, ModelSpec
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.models.model import Model
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, default_threads
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
 
 TOKENS = 60  # of a text
 FLOAT_TEXTS = 1  # 8-bit kernels in float arithmetic unpack all weights in every pass

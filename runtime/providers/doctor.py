@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UsageError
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.ort import import_onnxruntime
 from edgespec.runtime.providers.providers import KNOWN, is_present, present, provider
 from edgespec.runtime.providers.self_check import SelfCheck, self_check
-from edgespec.runtime.providers.session import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
 # What ONNX Runtime's CPU kernels choose by, as Linux names it.

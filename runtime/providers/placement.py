@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
+from edgespec.runtime.cores import default_threads
 from edgespec.runtime.providers.providers import DYNAMIC, choose, provider
-from edgespec.runtime.providers.session import CPU, Choice, default_threads
+from edgespec.runtime.providers.session import CPU, Choice
 
 EVERY = "*"  # stands for models that are not named
 _ITEM = re.compile(r"(?:([a-z][a-z0-9_-]*)=)?([A-Za-z0-9:]+)")
