@@ -22,7 +22,7 @@ from edgespec.runtime.verify import first_difference
 
 
 def compare(
-    engine: edgespec.runtime.Engine,  # type: ignore[name-defined]
+    engine: edgespec.runtime.Engine,
     question: dict[str, Any],
     new_tokens: int,
     exactness: str,

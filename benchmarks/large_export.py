@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def write_checkpoint(folder: Path, tokenizer: Path, layers: int = LAYERS) -> Non
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(torch.bfloat16)
+        values = torch.randn(*shape, generator=generator) / math.sqrt(shape[-1])
+        return values.to(torch.bfloat16)
 
     weight_map: dict[str, str] = {}
 

@@ -88,7 +88,7 @@ def budgets(bundle: Path, count: int, context: int, seed: int, enforced: bool) -
     click.echo(f"{machine_name()}\n{bundle.name}: {least / 1e6:.0f} MB to {free['plan']['ceiling_bytes'] / 1e6:.0f} MB, context {context}")
     for number in range(count):
         budget = rng.randint(least - span // 10, least + span + span // 10)
-        settings = {"context": context, "length": 3, "packs": number % 2 == 0, "tokens": prompt}
+        settings: dict[str, Any] = {"context": context, "length": 3, "packs": number % 2 == 0, "tokens": prompt}
         if enforced:
             with limited_memory(budget) as join:
                 found = run(bundle, join, budget=None, **settings)

@@ -95,7 +95,7 @@ def times(action: Callable[[], Any], rounds: int) -> list[float]:
 def mask(model: Model, tree: DraftTree) -> None:
     """What a pass does for a tree that it does not do for a chain."""
     width = 1 + len(tree)
-    hidden = model._hidden(parents_of(tree), width, model.length)
+    hidden = model.tree(parents_of(tree), width, None)
     model._bias(None, width, model.length + width, hidden)
 
 

@@ -42,12 +42,20 @@ def remove(name: str) -> None:
         (cache_folder() / name).unlink(missing_ok=True)
 
 
+def forget_oldest(pattern: str, keep: int) -> None:
+    """Of the files whose names match ``pattern``, all but the ``keep`` that were written last."""
+    with contextlib.suppress(OSError, RuntimeError):
+        found = sorted(cache_folder().glob(pattern), key=lambda path: path.stat().st_mtime)
+        for path in found[:-keep]:
+            path.unlink(missing_ok=True)
+
+
 def write(name: str, parts: Iterable[bytes | memoryview]) -> bool:
     """Store ``parts``, one behind the other, as ``name``, whole or not at all. False when the folder cannot be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / name) as file:
+        with whole(folder / name, private=True) as file:
             for part in parts:
                 file.write(part)
     except (OSError, RuntimeError):

@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, synced: bool = False) -> Iterator[BinaryIO]:
+def whole(path: Path, *, synced: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write what ``path`` shall hold: a neighbour that takes its name on leaving, or disappears after an error.
 
     Args:
-        path: in a folder that exists. The file can be read by its owner alone.
+        path: in a folder that exists.
         synced: whether the bytes are on the disk before the name is: what cannot be had again survives a loss of power.
+        private: whether its owner alone can read the file; otherwise who can is as the process has it for new files.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600 if private else 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file

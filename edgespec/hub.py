@@ -32,6 +32,12 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.fullmatch(name)) and not name.startswith((".", "~"))
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """``owner/name@revision`` as the name and the branch, tag or commit; None where there is none."""
+    repo, _, revision = name.partition("@")
+    return repo, revision or None
+
+
 def download(repo: str, patterns: list[str], *, instead: str, revision: str | None = None, folder: Path | None = None) -> Path:
     """Files of a repository that match ``patterns``, in the Hub's cache or in ``folder``; what is there already is not fetched.
 
@@ -63,18 +69,22 @@ class HubUnreachable(CheckpointError):
     """The network, not the answer, is the problem: a copy that was fetched earlier may still serve."""
 
 
-def find_bundle(name: str | Path, revision: str | None = None) -> Path:
-    """The folder of a bundle: ``name`` itself if it is one, else fetched from the Hub.
+def find_bundle(name: str | Path) -> Path:
+    """The folder of a bundle: ``name`` itself if it is one, else fetched from the Hub, where it is ``owner/name`` or
+    ``owner/name@revision``.
 
     Raises:
         BundleError: neither.
     """
     path = Path(name).expanduser()
-    if path.exists() or isinstance(name, Path) or not is_hub_id(name) or "/" not in name:
+    if path.exists() or isinstance(name, Path):
+        return path
+    repo, revision = split_revision(name)
+    if not is_hub_id(repo) or "/" not in repo:
         return path
     if importlib.util.find_spec("huggingface_hub") is None:
         raise BundleError(f"{name}: no such bundle folder; to fetch it from the Hub by this name: pip install 'edgespec[hub]'")
-    return fetch_bundle(name, revision)
+    return fetch_bundle(repo, revision)
 
 
 def fetch_bundle(repo: str, revision: str | None = None) -> Path:

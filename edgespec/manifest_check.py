@@ -22,7 +22,7 @@ MODEL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 TAP = re.compile(r"last|layer\.[1-9][0-9]{0,3}")
 WIDTH = re.compile(r"[1-9][0-9]{0,5}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-KINDS_OF_MODELS = {"draft": (False, True), "eagle": (True, True), "medusa": (True, False)}
+KINDS_OF_MODELS = {"draft": (False, True), "universal": (False, True), "eagle": (True, True), "medusa": (True, False)}
 """Whether the model of a drafter is a head that reads hidden states, and whether it keeps a cache."""
 
 
@@ -162,6 +162,7 @@ class _Checks:
         wide = sum(widths[read] for read in reads or ())
         self.need(model.features in (None, wide), f"{field}.features", model.features, f"is not the width of what it reads, {wide}")
         for index, ranks in enumerate(model.accuracy or ()):
+            self.need(len(ranks) > 0, f"{field}.accuracy[{index}]", ranks, "names no share")
             for rank, share in enumerate(ranks):
                 self.need(0 <= share <= 1, f"{field}.accuracy[{index}][{rank}]", share, "is not a share")
 
@@ -200,4 +201,5 @@ class _Checks:
             if drafter.kind in KINDS_OF_MODELS and drafter.model is not None:
                 model = models[drafter.model]
                 fits = (model.reads is not None, bool(model.layers)) == KINDS_OF_MODELS[drafter.kind]
+                fits = fits and (drafter.kind != "universal" or model.token_ids is not None)
                 self.need(fits, field, drafter.model, f"is not what a drafter of kind {drafter.kind} runs")

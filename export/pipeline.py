@@ -86,6 +86,7 @@ class Decoder:
 
     checkpoint: Checkpoint
     traced: Traced
+    capacity: int
     proven: dict[tuple[str, int], dict[str, Fidelity]] = dataclasses.field(default_factory=dict)
     measured: dict[str, tuple[dict[str, float], Exactness]] = dataclasses.field(default_factory=dict)
     choices: dict[str, Choice] = dataclasses.field(default_factory=dict)
@@ -99,7 +100,6 @@ class Prepared:
     config: ExportConfig
     target: Decoder
     tokenizer: Tokenizer
-    capacity: int
     started: float
     heads: tuple[Head, ...]
 
@@ -132,7 +132,7 @@ def prepare(config: ExportConfig) -> Prepared:
         tokenizer.check_ids(checkpoint.config.get_text_config().vocab_size, HELD)
         model = bound_model(checkpoint, model)
         heads = open_heads(config, target_shape(checkpoint, model))
-    return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, capacity, started, heads)
+    return Prepared(config, _decoder(checkpoint, model, "target", capacity, config.quiet), tokenizer, started, heads)
 
 
 def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] | None = None) -> ExportReport:
@@ -146,7 +146,7 @@ def write_bundle(prepared: Prepared, output: Path, draft: str | tuple[str, ...] 
             check_kv(decoder.traced.model.graph)
         variants.check(decoder.traced.model, config.profiles)
         if NPU in config.profiles:
-            static_profile.check(decoder.traced.model, config.npu_widths, prepared.capacity, config.has_integer_graphs)
+            static_profile.check(decoder.traced.model, config.npu_widths, decoder.capacity, config.has_integer_graphs)
     with staged(output, config.force) as folder:
         manifest = _fill(folder, prepared, opened)
         (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -195,7 +195,7 @@ def _write_model(
         decoder.choices[kind] = choose(kind, config, decoder.checkpoint, _matrices(decoder), _tokenizer_of(decoder, prepared), name)
     choice = decoder.choices[kind]
     taps = tuple(dict.fromkeys((*taps_of(prepared.heads), *config.taps))) if name == "target" else ()
-    styled = functools.partial(pipeline, choice.plan, layers, prepared.capacity, taps)
+    styled = functools.partial(pipeline, choice.plan, layers, decoder.capacity, taps)
     write = _GraphWriter(name, folder, weights, decoder, choice, config.quiet)
     # What a draft computes only has to be likely, so only the target's arithmetic must not depend on the width of a pass.
     style = Style(padded=name == "target")
@@ -212,8 +212,8 @@ def _write_model(
         layers=traced.layers[:layers],
         vocab_size=traced.vocab_size,
         hidden_size=traced.hidden_size,
-        capacity=prepared.capacity,
-        max_width=min(config.max_width, prepared.capacity),
+        capacity=decoder.capacity,
+        max_width=min(config.max_width, decoder.capacity),
         quantisation=choice.quantisation,
         source=Source(origin.name, origin.revision, origin.licence, derived=_derived(name, decoder, prepared, layers)),
         token_ids=token_ids,
@@ -255,7 +255,7 @@ class _GraphWriter:
 def _write_static(write: _GraphWriter, spec: ModelSpec, prepared: Prepared, layers: int | None) -> StaticProfile:
     """Write the graphs of fixed shapes of the model that ``spec`` is of."""
     config, name = prepared.config, write.name
-    sizes, taps = static_sizes(config.npu_widths, prepared.capacity), tuple(tap.name for tap in spec.taps or ())
+    sizes, taps = static_sizes(config.npu_widths, spec.capacity), tuple(tap.name for tap in spec.taps or ())
 
     def pipelines(ranges: Ranges | None = None) -> dict[StaticSizes, Pipeline]:
         return {size: static_pipeline(write.choice.plan, layers, size, taps, ranges) for size in sizes}
@@ -403,10 +403,10 @@ def _open_draft(prepared: Prepared, draft: str) -> Decoder:
         tokenizer.check_ids(rows, HELD)
         vocabulary = other_vocabulary(tokenizer, prepared.tokenizer, rows, prepared.target.traced.vocab_size, f"--draft {draft}")
         model = build_empty(checkpoint.config_copy())
-        _capacity(model, config, prepared.capacity, f"--draft {draft}")
+        capacity = _draft_capacity(model, prepared.target.capacity)
         checkpoint.forget_header()
         model = bound_model(checkpoint, model)
-    return dataclasses.replace(_decoder(checkpoint, model, "draft", prepared.capacity, config.quiet), vocabulary=vocabulary)
+    return dataclasses.replace(_decoder(checkpoint, model, "draft", capacity, config.quiet), vocabulary=vocabulary)
 
 
 def bound_model(checkpoint: Checkpoint, model: PreTrainedModel) -> PreTrainedModel:
@@ -430,20 +430,30 @@ def _decoder(checkpoint: Checkpoint, model: PreTrainedModel, name: str, capacity
         fix_angles(model)
         traced = trace(model)
     check_windows(checkpoint.config.get_text_config(), traced.layers, capacity)
-    return Decoder(checkpoint, traced)
+    return Decoder(checkpoint, traced, capacity)
 
 
-def _capacity(model: PreTrainedModel, config: ExportConfig, wanted: int | None = None, name: str = "--context") -> int:
+def _draft_capacity(model: PreTrainedModel, target: int) -> int:
+    """KV rows of a draft: as many as the target has, or what the draft was made for. Of a longer text it sees the end."""
+    return int(steady_length(model, min(target, _positions(model) or target))[0])
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    """Most tokens that the model was made for, where it says so."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
+def _capacity(model: PreTrainedModel, config: ExportConfig) -> int:
     """KV rows of the bundle, within what the model was trained for and what one set of rotary angles serves."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    named = wanted or config.context
-    wanted = named or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
+    limit = _positions(model)
+    wanted = config.context or min(limit or DEFAULT_CONTEXT_LIMIT, DEFAULT_CONTEXT_LIMIT)
     if limit is not None and wanted > limit:
-        raise CapacityError(f"{name}: {wanted} tokens are more than the {limit} that the model was made for; choose at most {limit}")
+        raise CapacityError(f"--context: {wanted} tokens are more than the {limit} that the model was made for; choose at most {limit}")
     steady, kind = steady_length(model, wanted)
-    if named and steady < wanted:
+    if config.context and steady < wanted:
         raise CapacityError(
-            f"{name}: {wanted} tokens are more than {steady}, where the rotary scaling {kind} of {model.config.model_type} changes to "
+            f"--context: {wanted} tokens are more than {steady}, where the rotary scaling {kind} of {model.config.model_type} changes to "
             f"other angles, which a cache cannot follow; choose at most {steady}"
         )
     return int(steady)

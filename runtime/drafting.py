@@ -11,6 +11,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ class Drafting:
         capacity: rows of the target's cache.
         corpus: text of the user's for the n-gram drafter.
         key: what measurements depend on.
-        before_measuring: raises if something is running, which a measurement would disturb.
+        measuring: to be held while models are measured; raises if something is running, which that would disturb.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Drafting:
         capacity: int,
         corpus: Corpus | None,
         key: Callable[[], str],
-        before_measuring: Callable[[], None],
+        measuring: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.corpus = corpus
         self._path = path
@@ -80,7 +81,7 @@ class Drafting:
         self._token_maps: dict[str, TokenMap | None] = {}
         self._capacity = capacity
         self._key = key
-        self._before_measuring = before_measuring
+        self._measuring = measuring
         # How many tokens each drafter is asked for: of texts by themselves, of each conversation, and of the text before.
         self.policies: Policies = {}
         self.chat_policies: weakref.WeakKeyDictionary[Any, Policies] = weakref.WeakKeyDictionary()
@@ -135,8 +136,8 @@ class Drafting:
     @functools.cached_property
     def costs(self) -> Costs:
         """Measured the first time that they are asked for on this machine; no model is loaded for those that are known."""
-        self._before_measuring()
-        found = calibration.stored_costs(self._costs_key) or self._measured_costs()
+        with self._measuring():
+            found = calibration.stored_costs(self._costs_key) or self._measured_costs()
         log.info(
             "milliseconds of a pass by width %s, of a draft step %s%s", found.target_ms, found.draft_ms, "" if found.quiet else ", busy"
         )
@@ -169,6 +170,7 @@ class Drafting:
     def forget(self) -> None:
         """All that was measured and learnt, here and in the user's cache folder."""
         calibration.forget_costs(self._costs_key)
+        calibration.forget_acceptance(self._key())
         for name in ("costs", "running_costs"):
             self.__dict__.pop(name, None)
         self.policies.clear()

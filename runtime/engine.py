@@ -11,12 +11,13 @@ computed again. ``engine.chat()`` holds a conversation, see :mod:`edgespec.runti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,13 +63,13 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.tuning import calibration
 from edgespec.runtime.tuning.acceptance import Acceptance
 from edgespec.runtime.tuning.machine import machine_name
+from edgespec.runtime.turns import Turns
 
 log = logging.getLogger(__name__)
 
 MEASURED_ROWS = 512  # more than any measurement fills
 KEPT_BLOCKS = 2**22  # memory blocks below this size stay with the process when they are freed, so that passes are quick
 OWN_BLOCKS = 2**17  # under a budget, memory blocks from this size on go back to the system when they are freed
-BUSY = "this engine is generating already; finish or close that generation first"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,12 +199,9 @@ class Engine:
             capacity=self.capacity,
             corpus=corpus,
             key=lambda: self._key,
-            before_measuring=self._check_idle,
+            measuring=self._alone,
         )
-        self._lock = threading.Lock()
-        """Held by the generation that is running: there is one set of caches."""
-        self._stop_running: Callable[[], None] | None = None
-        self._trim_wanted = threading.Event()
+        self._turns = Turns(self._give_back)
         self._closed = False
         if budget is not None:
             self._load_at_once()
@@ -254,8 +252,8 @@ class Engine:
     @functools.cached_property
     def exactness(self) -> Exactness:
         """Result of this machine's self-test of the target; the first time it takes a second or two and is then cached."""
-        self._check_idle()
-        found = calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
+        with self._alone():
+            found = calibration.exactness(self._key, lambda: find_equal_widths(self._model("target"), self.tokenizer.size))
         log.info("self-test of this machine: %s, widths %s, largest difference %.2g", found.grade, found.widths, found.difference)
         return found
 
@@ -316,9 +314,7 @@ class Engine:
 
     def stop(self) -> None:
         """End the running generation after its current pass, from any thread. Without one, nothing happens."""
-        stop = self._stop_running
-        if stop is not None:
-            stop()
+        self._turns.stop()
 
     def chat(self, system: str | None = None, messages: Sequence[Message] = (), **options: Any) -> Chat:
         """A conversation.
@@ -353,8 +349,8 @@ class Engine:
         return chat
 
     def _save_chat(self, chat: Chat, path: Path, state: dict[str, Any]) -> None:
-        self._check_idle()
-        prefixes.save(path, self._swap.get(chat), self._bundle_key, self._machine_key, state)
+        with self._alone():
+            prefixes.save(path, self._swap.get(chat), self._bundle_key, self._machine_key, state)
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """The token ids that a prompt becomes; ``chat`` as in the options."""
@@ -367,18 +363,12 @@ class Engine:
         The conversation in the cache stays. A generation that is running gives back all but its draft model before its next piece,
         and that when it ends; what was given back is loaded or computed again when it is needed.
         """
-        self._trim_wanted.set()
-        if self._lock.acquire(blocking=False):
-            try:
-                self._give_back(drafts=True)
-            finally:
-                self._lock.release()
+        self._turns.trim()
 
-    def _give_back(self, drafts: bool = False) -> None:
-        """For the holder of the lock."""
+    def _give_back(self, drafts: bool) -> None:
+        """For the one whose turn it is."""
         if drafts:
             self._models.unload_drafts()
-            self._trim_wanted.clear()
         self._swap.forget()
         for model in self._models.loaded.values():
             model.trim()
@@ -387,14 +377,14 @@ class Engine:
     def _make_room(self, proposer: Proposer, error: BaseException) -> str:
         """Free all that the text which is being written can do without; what that was, in words."""
         dropped = proposer.drop_models(error)
-        self._models.unload_drafts()
-        self._give_back()
+        self._give_back(drafts=True)
         return "dropped the draft model" if dropped else "freed what is not in use"
 
     def close(self) -> None:
-        """Free the models. The engine cannot be used afterwards."""
+        """Free the models and all rows. The engine cannot be used afterwards."""
         self._closed = True
-        self._models.loaded.clear()
+        self._models.unload()
+        self._swap.forget()
 
     def __enter__(self) -> Engine:
         return self
@@ -427,7 +417,7 @@ class Engine:
         stats.predicted_peak_bytes = self.plan.peak if self._planned else None
 
         stopped = threading.Event()
-        recheck = Recheck(len(context), self.exactness.margin) if names and stats.exactness == "checked" else None
+        recheck = Recheck(self.exactness.margin) if names and stats.exactness == "checked" else None
         job = Job(dataclasses.replace(target, stopped=stopped.is_set, recheck=recheck), names, context, options, stats, owner, grammar)
         return Stream(self._pieces(job, stopped), stopped, stats)
 
@@ -437,32 +427,25 @@ class Engine:
         sampler = make_sampler(options, prompt_length=len(context), eos_ids=self.manifest.tokenizer.eos_ids, grammar=job.grammar)
         self._check_idle()
         proposer = self._drafting.proposer(job.names, job.target, sampler, options.draft_length, options.lookahead, job.owner)
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(BUSY)
-        self._stop_running = stopped.set
-        model.best = sampler.best
-        try:
-            same_owner = self._swap.enter(job.owner)
-            if self._may_reuse(options, same_owner):
-                model.keep_common(job.target.sees(context))
-            else:
-                model.keep(0)
-            self._swap.made = options.exactness
-            target = dataclasses.replace(job.target, relief=Relief(functools.partial(self._make_room, proposer), job.stats.degraded))
-            blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, job.stats)
-            for piece in pieces_of(blocks, self.tokenizer, options.stop, job.stats):
-                if self._trim_wanted.is_set():
-                    self._give_back()
-                yield piece
-        finally:
-            self._stop_running = None
-            model.best = None
-            if self._trim_wanted.is_set():
-                self._give_back(drafts=True)
-            self._lock.release()
-            log.debug("generation: %s", job.stats)
-            if job.stats.speculation_off:
-                log.info("speculation was off in the end: %s", job.stats.speculation_off)
+        with self._turns.generation(stopped):
+            model.best, model.attends_alone = sampler.best, not job.target.widths.pads
+            try:
+                same_owner = self._swap.enter(job.owner)
+                if self._may_reuse(options, same_owner):
+                    model.keep_common(job.target.sees(context))
+                else:
+                    model.keep(0)
+                self._swap.made = options.exactness
+                target = dataclasses.replace(job.target, relief=Relief(functools.partial(self._make_room, proposer), job.stats.degraded))
+                blocks = generate_blocks(target, proposer, sampler, context, options.max_new_tokens, job.stats)
+                for piece in pieces_of(blocks, self.tokenizer, options.stop, job.stats):
+                    self._turns.between_pieces()
+                    yield piece
+            finally:
+                model.best = None
+                log.debug("generation: %s", job.stats)
+                if job.stats.speculation_off:
+                    log.info("speculation was off in the end: %s", job.stats.speculation_off)
 
     def _may_reuse(self, options: GenerationOptions, same_owner: bool) -> bool:
         """Whether cache rows of the generation before are what this one would compute. Under "exact" that needs every
@@ -480,11 +463,16 @@ class Engine:
         return self.exactness.grade == "exact" and self.exactness.widths[-1] >= SPAN
 
     def _check_idle(self) -> None:
-        """A generation and a measurement both need the models' caches for themselves."""
         if self._closed:
             raise UsageError("the engine is closed")
-        if self._lock.locked():
-            raise UsageError(BUSY)
+        self._turns.check_idle()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Measuring and saving need the models' caches for themselves."""
+        self._check_idle()
+        with self._turns.alone():
+            yield
 
     def _target(self, options: GenerationOptions) -> Target:
         """The target with the widths that the asked exactness allows."""
@@ -495,7 +483,6 @@ class Engine:
         # Where no wide pass is proven, the prompt still goes in wide chunks: they depend on the prompt alone.
         chunks = proven.widths if proven and self._proven_for_prompts else range(1, model.max_pass + 1)
         pads = proven is not None and proven.pads
-        model.attends_alone = not pads
         widths = WidthRule(verify, pads)
         return Target(
             model=model,

@@ -101,6 +101,8 @@ def generate_blocks(
     if logits is None:
         yield STOPPED
         return
+    if target.recheck:
+        target.recheck.clean = target.model.length
     accepted = accept(DraftTree(), logits[:, : target.vocabulary], sampler, context=context)
     block = finish(target, accepted, sampler, context, limit, at_limit, stats)
     stats.time_to_first_token_s += time.perf_counter() - started

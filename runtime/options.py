@@ -106,28 +106,33 @@ class GenerationOptions:
         for name in options:
             if name not in known:
                 raise UsageError(f"unknown option {name!r}; there are {', '.join(known)}")
-        if "stop" in options:
-            stop = options["stop"] or ()
-            if not isinstance(stop, (str, Sequence)):
-                raise UsageError(f"stop: expected texts, found {stop!r}")
-            options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        for name in ("banned_tokens", "forced_tokens"):
-            if name in options:
-                options[name] = _ids(name, options[name])
-        if isinstance(options.get("lookahead"), list):
-            options["lookahead"] = tuple(options["lookahead"])
         if base is None:
             return cls(**options)
         if not isinstance(base, GenerationOptions):
             raise UsageError(f"options: expected GenerationOptions, found {type(base).__name__}")
         return dataclasses.replace(base, **options)
 
+    def _normalise(self) -> None:
+        """Lists and single texts become what the fields are declared as."""
+        stop: Any = self.stop or ()
+        if not isinstance(stop, (str, Sequence)):
+            raise UsageError(f"stop: expected texts, found {stop!r}")
+        changed: dict[str, Any] = {name: _ids(name, getattr(self, name)) for name in ("banned_tokens", "forced_tokens")}
+        changed |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+        if isinstance(self.lookahead, list):
+            changed["lookahead"] = tuple(self.lookahead)
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
+
     def __post_init__(self) -> None:
+        self._normalise()
+
         def need(condition: bool, name: str, rule: str) -> None:
             if not condition:
                 raise UsageError(f"{name}: {getattr(self, name)!r} {rule}")
 
-        need(isinstance(self.endless, bool), "endless", "is not true or false")
+        for name in ("endless", "ignore_eos", "do_sample"):
+            need(isinstance(getattr(self, name), bool), name, "is not true or false")
         need(self.chat in (None, True, False), "chat", "is not true, false or none")
         need(isinstance(self.drafter, str), "drafter", "is not a drafter's name")
         length = self.draft_length

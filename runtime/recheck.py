@@ -16,11 +16,15 @@ from edgespec.runtime.sampling.sampling import Sampler
 
 
 class Recheck:
-    """Of one generation. The first ``clean`` rows of the cache are as plain decoding leaves them."""
+    """Of one generation.
 
-    def __init__(self, clean: int, margin: float) -> None:
-        self.clean = clean
+    Attributes:
+        clean: so many of the first rows of the cache are as plain decoding leaves them, once the prompt has been read.
+    """
+
+    def __init__(self, margin: float) -> None:
         self.margin = margin
+        self.clean = 0
 
     def doubts(self, sampler: Sampler) -> Callable[[Floats, Text], bool]:
         """Says of a row whether its choice could be another one in a pass of another width."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import errno
 import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from edgespec.bench.measure import BASE, PLAIN, arms_of, geometric_mean, measure
 from edgespec.bench.prompts import OWN, Question, read_prompts
 from edgespec.bench.sample import TARGET, answer_with_origins
 from edgespec.errors import UsageError
+from edgespec.runtime import GenerationResult
 from tests.cli.conftest import Run, assert_one_line_error, edgespec, own_cache
 from tests.helpers.bundles import alphabet_table, make_lookup_bundle
 
@@ -74,6 +77,22 @@ def test_every_arm_answers_every_question_and_counts_add_up(bundle: Path) -> Non
     assert measured.acceptance_by_position(PLAIN) == {}
     assert measured.speedup(BASE) == pytest.approx(1)
     assert measured.categories == ["one", "two"]
+
+
+def test_a_difference_in_any_repetition_counts(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with package.load(bundle, threads=1) as engine:
+        generate, runs = engine.generate, 0
+
+        def other_text_once(text: str, **options: Any) -> GenerationResult:
+            nonlocal runs
+            runs += "draft" in options["drafter"]
+            result = generate(text, **options)
+            return dataclasses.replace(result, token_ids=result.token_ids[:-1]) if runs == 1 and "draft" in options["drafter"] else result
+
+        monkeypatch.setattr(engine, "generate", other_text_once)
+        measured = measure(engine, [Question("one", "abc")], arms_of(["draft:3"]), repetitions=3, max_new_tokens=8)
+    assert [measured.answers[arm][0].equal for arm in (PLAIN, "draft:3")] == [True, False]
+    assert not measured.texts_equal
 
 
 def test_a_question_that_does_not_fit_is_left_out_and_said(bundle: Path) -> None:

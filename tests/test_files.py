@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def test_a_file_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
         file.writelines([b"new", None])  # type: ignore[list-item]
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
+def test_who_can_read_it(tmp_path: Path, private: bool, mode: int) -> None:
+    path, before = tmp_path / "file", os.umask(0o027)
+    try:
+        with whole(path, private=private) as file:
+            file.write(b"new")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
 
 
 def folder_with(path: Path, name: str) -> Path:

@@ -80,6 +80,7 @@ def test_a_bundle_with_wrong_bytes_is_refused(hub: Hub, cache: Path) -> None:
 
 def test_what_cannot_be_had_is_said(hub: Hub, cache: Path) -> None:
     assert "no such model on the Hub" in error_of(edgespec("inspect", "me/nothing", hub=hub, cache=cache))
+    assert "me/alphabet: has no revision v9" in error_of(edgespec("inspect", "me/alphabet@v9", hub=hub, cache=cache))
     hub.gated.add("me/alphabet")
     assert "hf auth login" in error_of(edgespec("inspect", "me/alphabet", hub=hub, cache=cache))
     (hub.root / "me" / "notes").mkdir()

@@ -172,6 +172,8 @@ def test_defaults_may_be_left_out() -> None:
         (("tokenizer", "bos_id"), -1, "tokenizer.bos_id"),
         (("drafters", 1, "model"), "other", "drafters[1].model"),
         (("drafters", 1, "model"), "target", "drafters[1].model"),
+        (("drafters", 1, "kind"), "universal", "is not what a drafter of kind universal runs"),
+        (("models", "draft", "accuracy"), [[]], "models.draft.accuracy[0]"),
         (("models", "target", "pass_ms"), {"zero": 1.0}, "models.target.pass_ms"),
         (("models", "target", "architecture"), "\ud800", "models.target.architecture"),
         (("models", "a\nb"), VALID_MODEL, "models"),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
@@ -33,16 +34,25 @@ Emit = Callable[[Event], None]
 
 
 class Service:
-    """Holds one engine and one conversation. ``emit`` is called with every event, from the thread where it happens."""
+    """Holds one engine and one conversation. ``emit`` is called with every event, from the thread where it happens. ``load_options``
+    are those of :func:`edgespec.load` that the page does not change."""
 
     def __init__(
-        self, state: Path, bundles: Path, emit: Emit, *, abilities: tuple[str, ...] = (), settings: Settings | None = None
+        self,
+        state: Path,
+        bundles: Path,
+        emit: Emit,
+        *,
+        abilities: tuple[str, ...] = (),
+        settings: Settings | None = None,
+        load_options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._storage = Storage(state)
         self._bundles = bundles
         self._emit = emit
         self._abilities = abilities
         self._settings = settings or self._stored_settings()
+        self._load_options = load_options
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._name = ""
@@ -231,7 +241,7 @@ class Service:
         if self._engine is not None:
             self._engine.close()
             self._engine = self._chat = None
-        engine = load(path, memory_budget=self._settings.budget, threads=self._settings.threads or None)
+        engine = load(path, memory_budget=self._settings.budget, threads=self._settings.threads or None, **self._load_options)
         try:
             if engine.chat_template is None:
                 raise BundleError(f"{path.name}: has no chat template, so it cannot chat")
@@ -248,7 +258,7 @@ class Service:
         """Go on with the stored conversation, if it was had with this bundle."""
         assert self._engine is not None
         stored = self._storage.read("conversation")
-        shown = checked_messages(stored["messages"]) if isinstance(stored, dict) and stored.get("bundle") == self._name else []
+        shown = checked_messages(stored.get("messages")) if isinstance(stored, dict) and stored.get("bundle") == self._name else []
         with self._lock:
             self._shown = shown
         self._new_chat()

@@ -29,7 +29,7 @@ class Storage:
         """Store ``data``, whole or not at all."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with whole(self.folder / f"{name}.json") as file:
+            with whole(self.folder / f"{name}.json", private=True) as file:
                 file.write(json.dumps(data, ensure_ascii=False).encode())
         except OSError as error:
             log.warning("%s: cannot be saved: %s", name, error)

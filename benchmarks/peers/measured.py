@@ -63,12 +63,14 @@ class Measured:
         return name, "plain, f32" if mode.endswith(", f32") else "plain"
 
     def equal(self, arm: Arm) -> tuple[int, int] | None:
-        """Questions whose text is that of plain decoding, and of how many; None if that was not measured."""
+        """Questions whose text is that of plain decoding in every round, and of how many; None if that was not measured."""
         plain = self.answers.get(self.base(arm))
         if not plain or self.base(arm) == arm:
             return None
-        texts = {turn[1]: answer["ids"] for turn, answer in self.answers[arm].items() if turn in plain}
-        return sum(text == plain[1, question]["ids"] for question, text in texts.items()), len(texts)
+        both = self.answers[arm].keys() & plain.keys()
+        differ = {turn[1] for turn in both if self.answers[arm][turn]["ids"] != plain[turn]["ids"]}
+        asked = {turn[1] for turn in both}
+        return len(asked - differ), len(asked)
 
     def as_dict(self) -> dict[str, Any]:
         return {

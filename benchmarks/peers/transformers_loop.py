@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from worker import DRAFTED, NGRAM, Answer
 
 
-class FirstToken(BaseStreamer):
+class FirstToken(BaseStreamer):  # type: ignore[misc]
     """Notes when the first token after the prompt came."""
 
     def __init__(self) -> None:
@@ -58,4 +59,4 @@ def modes_of(model: Any, draft: Any = None) -> dict[str, Callable[[list[int], in
         settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = DRAFTED, "constant"
         settings.assistant_confidence_threshold = 0.0
         modes = {f"draft of {DRAFTED}": {"assistant_model": draft}}
-    return {name: lambda ids, count, o=options: generate(model, ids, count, **o) for name, options in modes.items()}
+    return {name: functools.partial(generate, model, **options) for name, options in modes.items()}

@@ -34,7 +34,7 @@ class Answer:
     accepted: int
     tokens_per_pass: float
     equal: bool
-    """The very tokens of exact plain decoding."""
+    """The very tokens of exact plain decoding, every time."""
     speculation_off: str | None = None
     """Why its drafters drafted nothing at the end, if they did not."""
     drafted_by_position: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -151,7 +151,7 @@ def _ask(
             drafted=stats.drafted,
             accepted=stats.accepted,
             tokens_per_pass=stats.tokens_per_pass,
-            equal=found[-1].token_ids == plain,
+            equal=all(result.token_ids == plain for result in found),
             speculation_off=stats.speculation_off,
             drafted_by_position=dict(stats.drafted_by_position),
             accepted_by_position=dict(stats.accepted_by_position),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from edgespec.cli.bundle_argument import BUNDLE
+from edgespec.cli.options import NGRAM_CORPUS, PROVIDER_OPTIONS, ROOM_OPTIONS, with_options
 
 
 @click.command(short_help="Chat in a web page that shows what speculation does.")
@@ -17,7 +19,8 @@ from edgespec.cli.bundle_argument import BUNDLE
 @click.option("--browser/--no-browser", default=True, help="Open the page, which is the default, or only print its address.")
 @click.option("--memory-budget", default="", metavar="SIZE", help="Most memory to use, as 500MB or 1.5GiB; none unless given.")
 @click.option("--threads", type=click.IntRange(1, 64), help="Threads of a pass; one for each core unless given.")
-def demo(bundle: Path, port: int, browser: bool, memory_budget: str, threads: int | None) -> None:
+@with_options(*ROOM_OPTIONS, *PROVIDER_OPTIONS, NGRAM_CORPUS)
+def demo(bundle: Path, port: int, browser: bool, memory_budget: str, threads: int | None, **options: Any) -> None:
     """Serve a chat with BUNDLE as a web page on this machine: accepted drafts in colour, figures, plain and speculative side by side.
 
     The address holds a secret token; nothing is reachable from other machines. Ctrl-C ends it.
@@ -31,7 +34,7 @@ def demo(bundle: Path, port: int, browser: bool, memory_budget: str, threads: in
     open_bundle(bundle)
     settings = Settings(memory_budget=memory_budget, threads=threads or 0)
     events = Events()
-    service = Service(cache_folder() / "demo", bundle.resolve().parent, events.emit, settings=settings)
+    service = Service(cache_folder() / "demo", bundle.resolve().parent, events.emit, settings=settings, load_options=options)
     try:
         server = Server(events, service.receive, service.state, port)
         try:

@@ -87,7 +87,8 @@ GENERATION_OPTIONS = (
         default="auto",
         show_default=True,
         metavar="NAME[,NAME]",
-        help="Who proposes tokens: auto, none, or of ngram, draft, tree, lookahead, medusa and eagle one, or several in order.",
+        help="Who proposes tokens: auto, none, or of ngram, draft, universal, tree, lookahead, medusa, eagle and those of other packages "
+        "one, or several in order.",
     ),
     click.option(
         "--draft-length", metavar="auto|K", callback=draft_length, default="auto", show_default=True, help="Tokens proposed per pass."
@@ -136,8 +137,7 @@ OTHERS = (
     "lookahead", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop",
     "banned_tokens", "logit_bias", "json_schema", "regex", "grammar",
 )  # fmt: skip
-MEMORY_OPTIONS = (
-    click.option("--memory-budget", metavar="SIZE", help="Most memory that the process may take, as 500MB or 1.5GiB."),
+ROOM_OPTIONS = (
     click.option(
         "--kv",
         metavar="TYPE[,TYPE]",
@@ -145,10 +145,13 @@ MEMORY_OPTIONS = (
     ),
     click.option("--pack-cache/--no-pack-cache", default=True, help="Keep packed weights as files in the cache folder, and map them."),
     click.option("--context", type=click.IntRange(1), help="Tokens of prompt and text to have room for; all that the bundle has."),
-)
-ENGINE_OPTIONS = (
     click.option("--draft-window", type=click.IntRange(1), help="Tokens that a draft model sees: the end of a longer text."),
-    click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),
+)
+MEMORY_OPTIONS = (
+    click.option("--memory-budget", metavar="SIZE", help="Most memory that the process may take, as 500MB or 1.5GiB."),
+    *ROOM_OPTIONS,
+)
+PROVIDER_OPTIONS = (
     click.option(
         "--providers",
         metavar="NAME",
@@ -164,10 +167,15 @@ ENGINE_OPTIONS = (
     ),
     click.option("--profile", metavar="cpu|cuda|webgpu|npu", help="Which of the bundle's graphs; what the provider can run unless given."),
     click.option("--strict-providers", is_flag=True, help="Fail if a part of a graph would run on another provider than asked."),
+)
+NGRAM_CORPUS = click.option(
+    "--ngram-corpus", metavar="FILE", help="Text in which the n-gram drafter looks for continuations, besides prompt and answer."
+)
+ENGINE_OPTIONS = (
+    click.option("--threads", metavar="N", help="Threads of a pass; also by model: target=4,draft=1."),
+    *PROVIDER_OPTIONS,
     *MEMORY_OPTIONS,
-    click.option(
-        "--ngram-corpus", metavar="FILE", help="Text in which the n-gram drafter looks for continuations, besides prompt and answer."
-    ),
+    NGRAM_CORPUS,
 )
 ENGINE_KEYWORDS = (
     "memory_budget", "context", "draft_window", "kv", "pack_cache", "threads", "providers", "provider_options", "strict_providers",

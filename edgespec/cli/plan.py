@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @click.argument("bundle", type=BUNDLE)
 @with_options(*MEMORY_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
-def plan(bundle: Path, memory_budget: str | None, context: int | None, kv: str | None, pack_cache: bool, as_json: bool) -> None:
+def plan(bundle: Path, as_json: bool, **options: Any) -> None:
     """Show what BUNDLE takes in memory on this machine, and with a budget what fits and what is given up for it."""
     from edgespec.runtime.memory.ahead import plan_bundle
 
-    found = plan_bundle(bundle, memory_budget=memory_budget, context=context, kv=kv, pack_cache=pack_cache)
+    found = plan_bundle(bundle, **options)
     if as_json:
         print_json(found.as_dict())
     else:

@@ -98,6 +98,7 @@ class DistillConfig:
             "answer_tokens": 16,
         }
         least |= {"shard_texts": 4, "space": 0, "batch_rows": 8, "window": 8}
+        least |= {"seed": 0, "weight_decay": 0, "learning_rate": 1e-9}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and not value >= lowest:

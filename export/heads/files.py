@@ -20,7 +20,7 @@ from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint.base import Origin
 from edgespec.export.checkpoint.resolve import licence_of
 from edgespec.export.checkpoint.safetensors_folder import INDEX, SINGLE, locate, open_safetensors, read_tensor
-from edgespec.hub import download, is_hub_id
+from edgespec.hub import download, is_hub_id, split_revision
 
 ALWAYS = ["config.json", "README.md"]
 MOST_CONFIG_BYTES = 2**20
@@ -50,7 +50,7 @@ def open_files(option: str, source: str, names: Sequence[str]) -> tuple[Origin, 
 
     Args:
         option: as the user typed it, for messages.
-        source: Hub id or folder.
+        source: Hub id, perhaps with ``@revision`` behind it, or folder.
         names: files that may hold the tensors, the preferred one first.
 
     Raises:
@@ -59,13 +59,14 @@ def open_files(option: str, source: str, names: Sequence[str]) -> tuple[Origin, 
     folder = Path(source).expanduser()
     if folder.is_file():
         raise CheckpointError(f"{option} {source}: is a file; give the folder that it is in")
-    revision = None
+    name, revision = source, None
     if not folder.is_dir():
-        if folder.is_absolute() or source.startswith((".", "~")) or not is_hub_id(source):
+        name, wanted = split_revision(source)
+        if folder.is_absolute() or source.startswith((".", "~")) or not is_hub_id(name):
             raise CheckpointError(f"{option} {source}: no such folder")
-        folder = download(source, [*ALWAYS, *names, "*.safetensors"], instead="a folder")
+        folder = download(name, [*ALWAYS, *names, "*.safetensors"], instead="a folder", revision=wanted)
         revision = folder.name
-    origin = Origin(source, folder.absolute(), revision, licence_of(folder))
+    origin = Origin(name, folder.absolute(), revision, licence_of(folder))
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise CheckpointError(f"{option} {source}: has none of {', '.join(names)}")

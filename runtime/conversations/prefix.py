@@ -52,7 +52,7 @@ def save(path: Path, prefix: Prefix | None, bundle: str, machine: str, state: di
         arrays = {f"{name}.{index}": array for name, rows in prefix.rows.items() for index, array in enumerate(rows)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     try:
-        with whole(path) as file:
+        with whole(path, private=True) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -68,6 +68,8 @@ def restore(path: Path, bundle: str, machine: str) -> tuple[Prefix | None, dict[
         with np.load(path, allow_pickle=False) as archive:
             if archive.zip.getinfo("header.npy").file_size > MOST_HEADER_BYTES:
                 raise ValueError("the header is too large")
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.zip.infolist()):
+                raise ValueError("it is compressed, and could be of any size")
             header = json.loads(archive["header"].tobytes())
             if header["format"] != FORMAT:
                 raise UsageError(f"{path}: written in format {header['format']}, this edgespec reads {FORMAT}")
@@ -77,10 +79,14 @@ def restore(path: Path, bundle: str, machine: str) -> tuple[Prefix | None, dict[
             if header["machine"] != machine or "tokens" not in header:
                 return None, state
             tokens = {str(name): [int(token) for token in ids] for name, ids in header["tokens"].items()}
+            if "target" not in tokens:
+                raise ValueError("it has no rows of the target")
             counts = {name: sum(key.startswith(f"{name}.") for key in archive.files) for name in tokens}
             rows = {name: [archive[f"{name}.{index}"] for index in range(count)] for name, count in counts.items()}
             return Prefix(tokens, rows, str(header["made"])), state
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError, MemoryError, OverflowError, zipfile.BadZipFile
+    ) as error:  # fmt: skip
         raise UsageError(f"{path}: not a saved conversation, or damaged: {error}") from error

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.cache import cache_folder, write
+from edgespec.cache import cache_folder, forget_oldest, write
 from edgespec.errors import UsageError
 from edgespec.runtime.drafters.matches import OCCURRENCES, Match, agreement
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ MOST_BYTES = 32 * 2**20
 PIECE = 2**16  # characters that are tokenised at once
 KEY_BITS = 64
 MOST_KEY = 4  # tokens in a key
+KEPT = 4  # corpora in the user's cache, which each edit of a file makes a new one of
 RECORD = 16  # bytes for each token: itself, a position, a key
 
 
@@ -113,6 +114,7 @@ def read_corpus(path: str | Path, tokenizer: Tokenizer) -> Corpus:
         found = Corpus.of(_tokens(text, tokenizer), bits)
         if _store(name, found):
             found = _load(name, bits) or found
+            forget_oldest("corpus-*.bin", KEPT)
     return found
 
 

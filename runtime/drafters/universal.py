@@ -52,14 +52,14 @@ class TextDraft(SharedTokensDraft):
     """Proposes the text that the draft writes."""
 
     def propose(self, context: Sequence[int], max_tokens: int) -> DraftTree:
-        ids = self.read(context)
-        logits = None if not ids else self.catch_up(ids, max_tokens)
+        ids, count = self.read(context), min(max_tokens, self._model.capacity // 2)
+        logits = None if not ids else self.catch_up(ids, count)
         if not ids or logits is None:
             return DraftTree()
         drafted: list[int] = []
         while True:
             drafted.append(int(logits[0].argmax()))
-            if len(drafted) == max_tokens:
+            if len(drafted) == count:
                 break
             logits = self._model.run([drafted[-1]], [0])
         return DraftTree.chain(self._translator.back(ids, drafted)[:max_tokens])

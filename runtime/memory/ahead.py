@@ -59,6 +59,7 @@ def plan_bundle(
     *,
     memory_budget: int | str | None = None,
     context: int | None = None,
+    draft_window: int | None = None,
     kv: str | Sequence[str] | None = None,
     pack_cache: bool = True,
 ) -> Plan:
@@ -67,14 +68,14 @@ def plan_bundle(
     Raises:
         BundleError: the bundle is missing or damaged.
         CapacityError: the budget is too small; says which one would do.
-        UsageError: the budget is no size, or the bundle has less context or no such KV caches.
+        UsageError: the budget is no size, or the bundle has less context, no such KV caches, or no draft model that a window is for.
         RuntimeFailure: ONNX Runtime is missing, or too old for these KV caches.
     """
     budget = None if memory_budget is None else parse_size(memory_budget)
     manifest = open_bundle(bundle)
     tokenizer = Tokenizer(bundle, manifest.tokenizer, manifest.target.vocab_size)
     allowed = kv_choice(kv, manifest, import_onnxruntime().__version__)
-    wanted = what_is_wanted(bundle, manifest, budget, allowed, context)
+    wanted = what_is_wanted(bundle, manifest, budget, allowed, context, draft_window)
     del tokenizer  # it had to be there while the process was measured
     if pack_cache and are_useful(wanted.footprint.weights):
         return fit_with_packs(wanted.footprint, wanted.settings, wanted.budget)[0]

@@ -136,8 +136,10 @@ def _build(bundle: Path, graphs: Mapping[str, str], weights: Mapping[str, GraphW
     root = folder.parent
     root.mkdir(parents=True, exist_ok=True)
     size = _expected(weights)
+    if size > MOST_BYTES:
+        raise OSError(f"{root}: {size / 1e6:.0f} MB are more than the {MOST_BYTES / 1e6:.0f} MB that all bundles may take")
     _forget(root, MOST_BYTES - size, keep=folder)
-    if shutil.disk_usage(root).free < size + SPARE_DISK or size > MOST_BYTES:
+    if shutil.disk_usage(root).free < size + SPARE_DISK:
         raise OSError(f"{root}: too little room for {size / 1e6:.0f} MB")
     started = time.monotonic()
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))

@@ -124,6 +124,11 @@ class Models:
             self.drop(names, f"there is no memory for it ({error or type(error).__name__})")
         return self.why_dropped(names) is None
 
+    def unload(self) -> None:
+        """Free them all."""
+        self.heads.clear()
+        self.loaded.clear()
+
     def unload_drafts(self) -> None:
         """Free the draft models and heads; they are loaded again when they are needed."""
         self.heads.clear()

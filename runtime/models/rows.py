@@ -276,7 +276,17 @@ def zeroed(size: int) -> npt.NDArray[np.uint8]:
     """Zeroed bytes of which untouched pages cost nothing, not even to read, and which a forked process does not share.
 
     np.zeros would ask for huge pages, and a cache of which only the first rows are used would then be resident as a whole.
+
+    Raises:
+        CapacityError: there is no memory for them.
     """
+    try:
+        return _mapped(size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapacityError(f"cannot allocate {size / 2**20:.0f} MiB for cache rows; choose a smaller context") from error
+
+
+def _mapped(size: int) -> npt.NDArray[np.uint8]:
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, whose mappings without a name are private
         return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
     block = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -296,11 +306,7 @@ def allocate_caches(spec: ModelSpec, capacity: int, texts: int = 1) -> list[npt.
     dtype = kind.element
     shapes = [(texts, layer.heads, capacity, kind.columns(dim)) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
     sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape in shapes]
-    try:
-        block = zeroed(sum(sizes))
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(f"cannot allocate a KV cache of {sum(sizes) / 2**20:.0f} MiB for {capacity} tokens") from error
-    caches, offset = [], 0
+    block, caches, offset = zeroed(sum(sizes)), [], 0
     for shape, size in zip(shapes, sizes, strict=True):
         caches.append(block[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape))
         offset += size

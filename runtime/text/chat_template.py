@@ -52,7 +52,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # jinja2 compiles it to Python, which may refuse it, too
             raise BundleError(f"{self._path}: not a chat template that can be read: {error}") from error
 
         def render(messages: Sequence[Message]) -> str:

@@ -65,6 +65,11 @@ def keep_acceptance(key: str, found: Mapping[str, Acceptance]) -> bool:
     return write_json(f"acceptance-{key}.json", {drafter: acceptance.as_counts() for drafter, acceptance in found.items()})
 
 
+def forget_acceptance(key: str) -> None:
+    """Let the next engine begin without knowing anything of drafters."""
+    remove(f"acceptance-{key}.json")
+
+
 def _stored(name: str, decode: Callable[[dict[str, Any]], T]) -> T | None:
     data = read_json(name)
     try:

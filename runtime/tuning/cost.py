@@ -157,6 +157,7 @@ def measure_draft_step(draft: Model | RowHeads, target: Model, target_width: int
     emptied the caches and woken another pool of threads. Heads over rows have one step in a round."""
     if isinstance(draft, RowHeads):
         return _measure_heads(draft, target, target_width)
+    steps = min(steps, draft.capacity)
     length = min(LENGTH, draft.capacity - steps, target.capacity - target_width)
     _fill(draft, length)
     _fill(target, length)

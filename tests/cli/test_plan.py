@@ -19,6 +19,8 @@ def test_the_parts_and_the_peak(edgespec: Run, tmp_path: Path) -> None:
         assert name in outcome.out
     found = json.loads(edgespec("plan", str(bundle), "--context", "512", "--json").out)
     assert found["settings"] == {"context": 512, "chunk": 128, "width": 8, "draft_window": 512, "drafts": ["draft"], "kv": ["float32"]}
+    windowed = json.loads(edgespec("plan", str(bundle), "--draft-window", "64", "--json").out)
+    assert windowed["settings"]["draft_window"] == 64
     assert found["private_bytes"] == sum(part["private"] for part in found["parts"])
     assert found["ceiling_bytes"] >= found["predicted_peak_bytes"] >= found["private_bytes"]
     assert found["budget_bytes"] is None

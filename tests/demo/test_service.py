@@ -250,6 +250,33 @@ def test_stored_conversations_from_strangers() -> None:
     assert checked_messages([{"role": "user"}, 3]) == checked_messages("text") == checked_messages(None) == []
 
 
+@pytest.mark.parametrize("stored", [{"bundle": "first"}, {"bundle": "first", "messages": 5}, []])
+def test_a_damaged_conversation_is_begun_anew(tmp_path: Path, bundles: Path, recorded: Recorded, stored: object) -> None:
+    state = tmp_path / "state"
+    state.mkdir(exist_ok=True)
+    (state / "conversation.json").write_text(json.dumps(stored), encoding="utf-8")
+    service = Service(state, bundles, recorded)
+    try:
+        service.open(bundles / "first")
+        assert service.wait(WAIT_S)
+        assert service.state()["messages"] == []
+        say(service)
+        assert len(service.state()["messages"]) == 2
+    finally:
+        service.close()
+
+
+def test_load_options_hold_for_every_bundle(tmp_path: Path, bundles: Path, recorded: Recorded) -> None:
+    service = Service(tmp_path / "other", bundles, recorded, load_options={"context": 40})
+    try:
+        service.open(bundles / "first")
+        assert service.wait(WAIT_S)
+        assert service._engine is not None
+        assert service._engine.capacity == 40
+    finally:
+        service.close()
+
+
 def test_an_answer_that_ends_by_itself(tmp_path: Path, recorded: Recorded) -> None:
     table = [ord("a")] * 259
     table[ord("a")] = 256

@@ -55,11 +55,11 @@ def metaspace(size: int, texts: Sequence[str]) -> RawTokenizer:
     return tokenizer
 
 
-def checkpoint(folder: Path, raw: RawTokenizer, *, padding: int = 0, seed: int = 0) -> Path:
+def checkpoint(folder: Path, raw: RawTokenizer, *, padding: int = 0, seed: int = 0, positions: int = 512) -> Path:
     size = raw.get_vocab_size()
     eos = raw.token_to_id("<eos>")
     settings = {"num_hidden_layers": 1, "vocab_size": size + padding, "pad_token_id": eos, "bos_token_id": eos, "eos_token_id": eos}
-    make_model("llama", seed, max_position_embeddings=512, **settings).save_pretrained(folder)
+    make_model("llama", seed, max_position_embeddings=positions, **settings).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>").save_pretrained(folder)
     return folder
 
@@ -92,9 +92,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         "padded": checkpoint(root / "padded", raw, padding=24),
         "other tail": checkpoint(root / "tail", tail, padding=5),
         "byte level": checkpoint(root / "bytes", byte_level(280, TEXT[2:]), seed=1),
+        "short": checkpoint(root / "short", raw, positions=48),
         "metaspace": checkpoint(root / "marks", metaspace(150, TEXT), seed=2),
     }
-    prepared = prepare(ExportConfig(target=str(target), output=root / "unused", weights="fp32", max_width=8, quiet=True))
+    prepared = prepare(ExportConfig(target=str(target), output=root / "unused", weights="fp32", max_width=12, quiet=True))
     return Bundles(prepared, drafts, root)
 
 
@@ -166,6 +167,30 @@ def test_the_draft_reads_the_text_that_there_is(bundles: Bundles, monkeypatch: p
         letters = [engine.tokenizer.encode(letter, prefix=False)[0] for letter in "bread rises when it is baked because"]
         engine.generate("x", drafter="universal", draft_length=2, max_new_tokens=60, ignore_eos=True, forced_tokens=letters)
     assert changed > 4
+
+
+@pytest.mark.parametrize("drafter", ["draft", "tree"])
+def test_a_draft_for_shorter_texts_sees_their_end(bundles: Bundles, drafter: str) -> None:
+    """It is the target itself, made for 48 tokens: always right while it sees all, and it still drafts when it does not."""
+    models = read_manifest(bundles["short"]).models
+    assert (models["target"].capacity, models["draft"].capacity) == (512, 48)
+    with edgespec.load(bundles["short"], threads=1) as engine:
+        options = {"max_new_tokens": 200, "ignore_eos": True}
+        plain = engine.generate(PROMPT, drafter="none", **options)
+        found = engine.generate(PROMPT, drafter=drafter, draft_length=3, **options)
+        assert found.token_ids == plain.token_ids
+        assert found.stats.drafted > 100
+        assert found.stats.accepted > 15
+
+
+@pytest.mark.parametrize("length", [3, 9])
+def test_a_draft_with_a_small_window_drafts_what_it_has_room_for(bundles: Bundles, length: int) -> None:
+    with edgespec.load(bundles["metaspace"], threads=1, draft_window=16) as engine:
+        options = {"max_new_tokens": 60, "ignore_eos": True}
+        plain = engine.generate(PROMPT, drafter="none", **options)
+        found = engine.generate(PROMPT, drafter="universal", draft_length=length, **options)
+        assert found.token_ids == plain.token_ids
+        assert found.stats.drafted > 10
 
 
 def test_it_is_part_of_the_default(bundles: Bundles) -> None:

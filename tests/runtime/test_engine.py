@@ -14,6 +14,7 @@ import pytest
 import edgespec
 from edgespec.errors import BundleError, CapacityError, EdgespecError, RuntimeFailure, UsageError
 from edgespec.runtime import Engine, Stats, drafters, load, verify
+from edgespec.runtime.options import GenerationOptions
 from edgespec.runtime.tuning.cost import Costs, RunningCosts
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import ASSISTANT, USER, alphabet_table, logits_of_table, make_lookup_bundle
@@ -76,6 +77,13 @@ def test_stop_texts(tmp_path: Path) -> None:
             assert (result.text, result.finish_reason) == ("bcdef", "length"), "what was held back is shown in the end"
         again = engine.generate("a", drafter="draft", draft_length=5, max_new_tokens=9)
         assert again.text == "bcdefghij"
+
+
+def test_options_made_by_hand_are_those_made_by_keywords() -> None:
+    given = {"stop": "END", "banned_tokens": [1, 2], "lookahead": [4, 3, 2]}
+    made = GenerationOptions(**given)  # type: ignore[arg-type]
+    assert made == GenerationOptions.of(**given) == GenerationOptions.of(made)
+    assert (made.stop, made.banned_tokens, made.lookahead) == (("END",), (1, 2), (4, 3, 2))
 
 
 def test_what_prompts_share_is_computed_once(attention: Engine, attention_bundle: Path) -> None:
@@ -218,6 +226,9 @@ def test_verify_finds_a_drafter_that_changes_the_text(attention: Engine, monkeyp
         ("hi", {"exactness": "roughly"}, "exactness: 'roughly'"),
         ("hi", {"stop": [""]}, "stop"),
         ("hi", {"stop": 3}, "stop"),
+        ("hi", {"do_sample": "false"}, "do_sample: 'false' is not true or false"),
+        ("hi", {"ignore_eos": 1}, "ignore_eos: 1"),
+        ("hi", {"banned_tokens": 7}, "banned_tokens: expected token ids"),
         ("hi", {"max_tokens": 3}, "unknown option 'max_tokens'; there are chat"),
     ],
 )

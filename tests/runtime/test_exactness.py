@@ -104,6 +104,18 @@ def test_a_second_row_needs_room(tmp_path: Path, capacity: int) -> None:
         assert engine._model("target").attends_alone
 
 
+def test_a_generation_that_waits_keeps_its_own_rule(tmp_path: Path) -> None:
+    """Whether attention has a second row is a matter of the generation that runs, not of the one that was asked for last."""
+    graphs = {"target": graph_with_error(lambda width, _: width == 1, "position_ids")}
+    bundle = write_bundle(tmp_path / "b", graphs, {"target": (KvLayer(1, 1, 1),)}, chat=False, pads_attention=True)
+    with load(bundle, threads=1) as engine:
+        streams = [engine.stream("abc", drafter="none", max_new_tokens=3, exactness=exactness) for exactness in ("exact", "fast")]
+        engine.exact_pass_ms(1)
+        for stream, alone in zip(streams, (False, True), strict=True):
+            stream.result()
+            assert engine._model("target").attends_alone is alone
+
+
 def test_no_two_widths_agree(tmp_path: Path) -> None:
     found = self_test(tmp_path / "b", lambda width, _: width / 100)
     assert found.grade == "fast"

@@ -29,11 +29,11 @@ def test_another_thread_ends_a_generation(endless_bundle: Path, how: str) -> Non
     with load(endless_bundle, threads=1) as engine:
         stream = engine.stream("a", **OPTIONS)
         action = {"engine": engine.stop, "stream": stream.stop, "close": stream.close}[how]
+        pieces = [next(stream) for _ in range(4)]
         timer = threading.Timer(0.05, action)
         timer.start()
-        pieces = list(stream)
+        pieces.extend(stream)
         timer.join()
-        assert len(pieces) > 3
         if how != "close":
             assert pieces[-1].finish_reason == "stopped"
         text = "".join(piece.text for piece in pieces)
@@ -124,7 +124,7 @@ def test_a_cancelled_task_frees_the_engine(endless_bundle: Path) -> None:
     with load(endless_bundle, threads=1) as engine:
         asyncio.run(run(engine))
         for _ in range(100):
-            if not engine._lock.locked():
+            if not engine._turns.generating:
                 break
             time.sleep(0.01)
         assert engine.generate("x", **{**OPTIONS, "max_new_tokens": 3}).text == "yza"

@@ -15,6 +15,11 @@ MOST_IDS = 1 << SHIFT
 LONGEST_PLAIN = 32  # parts; longer words take the way with a heap
 
 
+def is_id(value: object) -> bool:
+    """Whether a file's value can be the id of a token."""
+    return isinstance(value, int) and 0 <= value < MOST_IDS
+
+
 class Bpe:
     """Vocabulary and merges."""
 
@@ -23,7 +28,7 @@ class Bpe:
             if config.get(name):
                 raise UnsupportedTokenizer(f"BPE with {name}")
         self.vocab: dict[str, int] = config["vocab"]
-        if not all(isinstance(token, int) and 0 <= token < MOST_IDS for token in self.vocab.values()):
+        if not all(map(is_id, self.vocab.values())):
             raise ValueError(f"an id that is not a number below {MOST_IDS}")
         self._ignore_merges = bool(config.get("ignore_merges"))
         self._fuse_unknown = bool(config.get("fuse_unk"))

@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.runtime.text.bpe.added_tokens import AddedTokens
 from edgespec.runtime.text.bpe.decoders import byte_letters, make_decoder
 from edgespec.runtime.text.bpe.errors import UnsupportedTokenizer
-from edgespec.runtime.text.bpe.merges import Bpe
+from edgespec.runtime.text.bpe.merges import MOST_IDS, Bpe, is_id
 from edgespec.runtime.text.bpe.normalizers import make_normalizer
 from edgespec.runtime.text.bpe.pre_tokenizers import make_pre_tokenizer, writes_bytes
 
@@ -29,6 +29,8 @@ class BpeTokenizer:
             if config.get(name):
                 raise UnsupportedTokenizer(name)
         added = config.get("added_tokens") or []
+        if not all(is_id(entry["id"]) and isinstance(entry["content"], str) for entry in added):
+            raise ValueError(f"an added token without a text, or with an id that is not a number below {MOST_IDS}")
         self._raw_tokens = AddedTokens(entry for entry in added if not entry.get("normalized"))
         self._normalize = make_normalizer(config.get("normalizer"))
         self._normal_tokens = AddedTokens(self._normalized(entry) for entry in added if entry.get("normalized"))

@@ -200,11 +200,20 @@ def test_a_file_of_another_bundle_or_a_damaged_one(attention: Engine, tmp_path: 
     with np.load(file) as archive:
         header = json.loads(archive["header"].tobytes())
         arrays = {name: archive[name] for name in archive.files}
-    for changes in ({"state": {}}, {"state": {"messages": [{"role": "king", "content": "x"}], "spoken": []}}, {"format": 99}):
+    for changes in (
+        {"state": {}},
+        {"tokens": {"draft": [1]}},
+        {"state": {"messages": [{"role": "king", "content": "x"}], "spoken": []}},
+        {"format": 99},
+    ):
         arrays["header"] = np.frombuffer(json.dumps({**header, **changes}).encode(), np.uint8)
         np.savez(tmp_path / "edited.npz", **arrays)
         with pytest.raises(UsageError):
             attention.restore_chat(tmp_path / "edited.npz")
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez_compressed(tmp_path / "edited.npz", **arrays)
+    with pytest.raises(UsageError, match="it is compressed"):
+        attention.restore_chat(tmp_path / "edited.npz")
 
 
 def test_messages_that_are_none(attention: Engine, tmp_path: Path) -> None:

@@ -89,6 +89,20 @@ def test_drafts_change_nothing(engine: Engine, prompt: list[int], grade: str) ->
     assert (rechecked > 0) == (grade == "checked")
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_near_ties_before_a_prompt_that_is_longer_than_the_cache_has_to_move_again(engine: Engine, drafter: str) -> None:
+    """Every row is in doubt, and the cache holds fewer rows than the prompt has tokens."""
+    engine.__dict__["exactness"] = Exactness("checked", tuple(range(1, 9)), 1e9, (37,))
+    rolling = Rolling(CONTEXT)
+    prompt = next(LONG[:length] for length in range(CONTEXT + 1, len(LONG)) if rolling.room(length) > 20)
+    options = {"max_new_tokens": 16, "ignore_eos": True, "endless": True}
+    plain = engine.generate(prompt, drafter="none", **options)
+    found = engine.generate(prompt, drafter=drafter, draft_length=4, **options)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.rechecked
+    assert found.stats.dropped_tokens == plain.stats.dropped_tokens == rolling.dropped(len(prompt))
+
+
 def test_sampled_text_with_a_seed_as_well(engine: Engine) -> None:
     options = {"max_new_tokens": 150, "ignore_eos": True, "endless": True, "do_sample": True, "seed": 5, "repetition_penalty": 1.1}
     texts = [engine.generate(PROMPT, drafter=drafter, **options).token_ids for drafter in ("none", *DRAFTERS)]

@@ -213,6 +213,14 @@ def test_a_file_is_read_once(tmp_path: Path, attention: Engine, cache: Path, mon
     assert len(read_corpus(file, attention.tokenizer).matches(tail, 2)) > 0, "and one that cannot be stored is in memory"
 
 
+def test_old_indexes_are_forgotten(tmp_path: Path, attention: Engine, cache: Path) -> None:
+    file = tmp_path / "notes.txt"
+    for edit in range(corpora.KEPT + 3):
+        file.write_text(f"note {edit}: the cat sat on the mat\n" * 5, encoding="utf-8")
+        read_corpus(file, attention.tokenizer)
+    assert len(list(cache.glob("corpus-*.bin"))) == corpora.KEPT
+
+
 def test_it_speeds_up_what_the_corpus_knows(tmp_path: Path, attention_bundle: Path) -> None:
     with load(attention_bundle, threads=1) as engine:
         plain = engine.generate("hello", drafter="none", max_new_tokens=40, ignore_eos=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import OutOfMemory
+from edgespec.errors import OutOfMemory, UsageError
 from edgespec.runtime import Engine, GenerationResult, load
 from edgespec.runtime.memory.measure import usage
 from edgespec.runtime.models.model import Model
@@ -162,6 +162,44 @@ def test_trim_during_a_generation(engine: Engine) -> None:
     assert "".join(pieces) == wanted
     assert set(engine._models.loaded) == {"target"}
     assert engine.generate(PROMPT, **options).text == wanted
+
+
+def test_a_generation_gives_back_once_when_it_is_asked_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"drafter": "draft", "draft_length": 3, "max_new_tokens": 40}
+    engine.generate(PROMPT, **options)
+    given_back: list[bool] = []
+    give_back = engine._turns._give_back
+    monkeypatch.setattr(engine._turns, "_give_back", lambda drafts: (given_back.append(drafts), give_back(drafts)))
+    for index, _ in enumerate(engine.stream(PROMPT, **options)):
+        if index == 2:
+            engine.trim()
+    assert given_back == [False, True], "before the next piece, and the draft model at the end"
+    engine.generate(PROMPT, **options)
+    assert len(given_back) == 2
+
+
+def test_a_generation_waits_for_what_is_short(engine: Engine) -> None:
+    """Memory that is being given back, or a measurement in another thread, is no other generation."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def measure() -> None:
+        with engine._turns.alone():
+            begun.set()
+            go_on.wait(30)
+            engine.trim()  # comes when the measurement is over
+
+    wanted = engine.generate(PROMPT, max_new_tokens=5, drafter="draft").text
+    measuring = threading.Thread(target=measure)
+    measuring.start()
+    assert begun.wait(30)
+    threading.Timer(0.1, go_on.set).start()
+    assert engine.generate(PROMPT, max_new_tokens=5).text == wanted
+    measuring.join(30)
+    assert not engine._turns.generating
+    with engine.stream(PROMPT, max_new_tokens=5) as stream:
+        next(stream)
+        with pytest.raises(UsageError, match="generating already"):
+            engine.generate(PROMPT)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back on Linux only")

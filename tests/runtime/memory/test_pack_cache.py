@@ -158,6 +158,15 @@ def test_old_bundles_are_forgotten(bundle: Path, cache: Path, monkeypatch: pytes
     assert not old.exists()
 
 
+def test_a_bundle_that_is_too_large_takes_no_others_place(bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = cache / "packs" / "others"
+    others.mkdir(parents=True)
+    (others / "packs.bin").write_bytes(bytes(2**20))
+    monkeypatch.setattr(pack_cache, "MOST_BYTES", pack_cache._expected({"target": read_weights(bundle / "target.onnx")}) - 1)
+    assert packs(bundle) == {}
+    assert [path.name for path in (cache / "packs").iterdir()] == ["others"]
+
+
 def test_two_that_make_them_at_once_both_have_them(bundle: Path, cache: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: packs(bundle), range(2)))

@@ -125,6 +125,13 @@ def test_what_only_tokenizers_can_do_is_refused(what: str, tmp_path: Path, monke
         Tokenizer(tmp_path, TokenizerSpec("tokenizer.json", "0", 3, ()), 3)
 
 
+@pytest.mark.parametrize("entry", [{"id": 10**12, "content": "a"}, {"id": -1, "content": "a"}, {"id": 0, "content": 5}, {"content": "a"}])
+def test_added_tokens_that_are_none(entry: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed(added_tokens=[entry])), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"an added token|'id'"):
+        BpeTokenizer.open(tmp_path / "tokenizer.json")
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {}, "merges": [["a", "b"]]}}', "nonsense", "[" * 100000]
 )

@@ -120,6 +120,16 @@ def test_a_template_renders_like_transformers(tmp_path: Path) -> None:
     assert template(tmp_path, source).render(messages) == '<s>\n<user>hi</s>\n<assistant>{"a": "<é>"}'
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["{% for", "{{ " + "(" * 5000 + ")" * 5000 + " }}", "{% for x in y %}" * 30 + "{% endfor %}" * 30],
+    ids=["cut", "deep", "nested"],
+)
+def test_what_is_no_template(tmp_path: Path, source: str) -> None:
+    with pytest.raises(BundleError, match="not a chat template that can be read"):
+        template(tmp_path, source)
+
+
 def test_what_a_template_refuses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
         template(tmp_path, "{{ raise_exception('roles must alternate') }}").render([{"role": "user", "content": "x"}])

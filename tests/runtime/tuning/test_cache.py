@@ -81,6 +81,21 @@ def test_costs_of_a_busy_machine_are_not_kept(attention_bundle: Path, measuremen
         assert measurements == {"exactness": 1, "costs": expected}
 
 
+def test_measuring_again_forgets_what_was_learnt(attention_bundle: Path, cache: Path) -> None:
+    with load(attention_bundle, threads=1) as engine:
+        engine.generate("hi", drafter="draft", max_new_tokens=30, ignore_eos=True)
+        engine.keep_learnt()
+        assert list(cache.glob("acceptance-*.json"))
+        engine.remeasure()
+    assert not list(cache.glob("acceptance-*.json"))
+
+
+def test_a_context_of_few_tokens_can_be_measured(attention_bundle: Path) -> None:
+    with load(attention_bundle, threads=1, context=2) as engine:
+        assert set(engine.draft_cost) == {"draft"}
+        assert engine.generate([5], max_new_tokens=2).stats.new_tokens == 2
+
+
 def test_what_is_not_asked_for_is_not_measured(attention_bundle: Path, measurements: dict[str, int]) -> None:
     with load(attention_bundle, threads=1) as engine:
         engine.generate("hi", exactness="fast", drafter="draft", draft_length=2, max_new_tokens=4)
