@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("edgespec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edgespec")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

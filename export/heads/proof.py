@@ -54,7 +54,8 @@ def write_samples(graph: Path, spec: ModelSpec, texts: list[list[int]], vocabula
 
 
 def draft_share_right(graph: Path, spec: ModelSpec, samples: list[Sample]) -> float:
-    """:func:`share_right` of a draft model that scores the target's own tokens."""
+    """:func:`share_right` of a draft model that scores the target's own tokens, as far as it has room for them."""
+    samples = [dataclasses.replace(sample, tokens=sample.tokens[: spec.capacity]) for sample in samples]
     capacity = max(len(sample.tokens) for sample in samples)
     model = Model(graph, spec, capacity=capacity, threads=default_threads(), providers=DEFAULT_PROVIDERS)
     guesses = []

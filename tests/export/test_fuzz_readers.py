@@ -20,7 +20,7 @@ from edgespec.export.checkpoint import open_checkpoint
 from edgespec.export.checkpoint.gguf_file import read_gguf
 from tests.export.test_gguf import write_gguf
 
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HEADER = 600  # damage to the header finds more than damage to weights
 Damage = list[tuple[int, bytes]]
 DAMAGE = st.lists(st.tuples(st.integers(0, HEADER), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4)

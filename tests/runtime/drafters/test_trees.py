@@ -25,7 +25,7 @@ from tests.helpers.trees import tree_around, trees
 
 PROMPT = [7, 3, 11, 5, 2, 90, 41, 8, 64, 200, 13, 1, 2, 3]
 EXAMPLE = DraftTree((5, 6, 7), (-1, 0, -1))  # that of edgespec.tree
-QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=[None, 8])

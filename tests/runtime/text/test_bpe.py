@@ -58,7 +58,7 @@ def test_ids_and_texts_of_thousands(style: str) -> None:
     for text in [*long, *rng.sample(corpus(), 500), *(random_text(rng) for _ in range(2000))]:
         compare(style, text, rng)
 
-    @settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=1000, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.text(st.characters(exclude_categories=("Cs", "Cn")).filter(known), max_size=60))
     def made_by_hypothesis(text: str) -> None:
         compare(style, text, rng)
