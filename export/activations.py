@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from edgespec.errors import UsageError
 from edgespec.export.passes.quantise_activations import Ranges, Seen
 from edgespec.manifest import ModelSpec
 from edgespec.runtime.cores import default_threads
@@ -48,6 +49,11 @@ def activation_ranges(graph: Path, spec: ModelSpec, texts: Sequence[Sequence[int
                     total[name] += float(np.abs(array).mean())
     finally:
         probe.unlink()
+    if not passes:
+        width = shapes["input_ids"][1]
+        raise UsageError(
+            f"--calibration: no text has the {width} tokens of a pass; give a longer one, or --npu-widths with a smaller last number"
+        )
     return {name: Seen(low[name], high[name], total[name] / max(passes, 1)) for name in floats}
 
 

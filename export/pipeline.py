@@ -169,10 +169,10 @@ def _fill(folder: Path, prepared: Prepared, drafts: dict[str, tuple[Decoder, int
         for head in prepared.heads:
             models[head.kind] = _write_head(head, folder, weights, prepared, models["target"], tokenizer.vocab_size)
             drafters.append(DrafterSpec(head.kind, model=head.kind))
-    for name, decoder in (("target", prepared.target), *((name, decoder) for name, (decoder, _) in drafts.items())):
+    for name, (decoder, layers) in {"target": (prepared.target, None), **drafts}.items():
         models[name] = _add_kv_forms(name, folder, models[name], decoder, prepared)
         sequences = [_tokenizer_of(decoder, prepared).encode(text) for text in HELD]
-        models[name] = use_first(folder, _prove(name, folder, models[name], stored[name], decoder, config, sequences), config.kv)
+        models[name] = use_first(folder, _prove(name, folder, models[name], stored[name], decoder, layers, config, sequences), config.kv)
     for head in prepared.heads:
         models[head.kind] = with_first_step(folder, models["target"], models[head.kind])
     _try_drafts(folder, models, prepared, drafts, tokenizer.vocab_size)
@@ -350,15 +350,23 @@ def _add_kv_forms(name: str, folder: Path, spec: ModelSpec, decoder: Decoder, pr
 
 
 def _prove(
-    name: str, folder: Path, spec: ModelSpec, stored: StoredWeights, decoder: Decoder, config: ExportConfig, sequences: list[list[int]]
+    name: str,
+    folder: Path,
+    spec: ModelSpec,
+    stored: StoredWeights,
+    decoder: Decoder,
+    layers: int | None,
+    config: ExportConfig,
+    sequences: list[list[int]],
 ) -> ModelSpec:
+    """Compare with the original, of an early exit with the first ``layers`` of it."""
     kind = _weights_of(name, config)
     key = (kind, len(spec.layers))
     if key not in decoder.proven:
         with _step(f"{name}: comparing with the original", config.quiet):
             model_config = decoder.checkpoint.config_copy()
-            if spec.source.derived:
-                model_config = shallow_config(model_config, len(spec.layers))
+            if layers is not None:
+                model_config = shallow_config(model_config, layers)
             original = parity.Original(decoder.checkpoint, model_config, sum(map(math.prod, _shapes(decoder).values())))
             decoder.proven[key] = parity.check(name, folder, spec, stored, original, sequences, config.kv)
     found = decoder.proven[key]

@@ -148,3 +148,5 @@ def test_no_question_that_fits(bundle: Path) -> None:
         assert runs_of(engine, QUESTIONS) == 2 * (2 + len(drafters_of(engine)) + len(of_a_length(engine)))
         with pytest.raises(UsageError, match="no question could be answered"):
             tune(engine, [Question("a", "x" * 500)])
+        with pytest.raises(UsageError, match="every answer is a single token"):
+            tune(engine, [Question("a", "x")], max_new_tokens=1)

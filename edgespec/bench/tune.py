@@ -120,16 +120,22 @@ def tune(
     results: dict[str, list[GenerationResult]] = {arm: [] for arm in arms}
     skipped = []
     for question in questions:
+        found = {}
         try:
             for arm, options in arms.items():
-                results[arm].append(engine.generate(question.text, max_new_tokens=max_new_tokens, **options))
+                found[arm] = engine.generate(question.text, max_new_tokens=max_new_tokens, **options)
                 on_run(1)
         except CapacityError as error:
             skipped.append(f"{question.text[:40]!r}: {error}")
+            continue
+        for arm, result in found.items():
+            results[arm].append(result)
     if not results["plain"]:
         raise UsageError(f"no question could be answered; {skipped[0]}")
-    engine.keep_learnt()
     plain = _speed(results["plain"])
+    if not plain:
+        raise UsageError("every answer is a single token, which says nothing of speed; give other --prompts")
+    engine.keep_learnt()
     drafters = tuple(_drafter(engine, name, results.get(f"{name}, fixed"), results[name], longest, plain) for name in names)
     return Tuning(engine.cost_curve, quiet, drafters, _speed(results["auto"]) / plain, len(results["plain"]), tuple(skipped))
 

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, GPT2TensorProcessor, TensorProcessor, get_gguf_hf_weights_map
 
 from edgespec.errors import CheckpointError, UnsupportedModelError
 from edgespec.export.checkpoint import rope_factors
@@ -54,7 +54,9 @@ class GgufCheckpoint(Checkpoint):
 
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
         stored = self._stored.get(name)
-        return tuple(int(dim) for dim in reversed(self._tensors[stored].shape)) if stored is not None else None
+        if stored is None or type(self._processor) in TRANSPOSING:
+            return None
+        return tuple(int(dim) for dim in reversed(self._tensors[stored].shape))
 
     def end_ids(self) -> set[int]:
         return self._end_ids
@@ -83,6 +85,8 @@ class GgufCheckpoint(Checkpoint):
             scales = torch.from_numpy(np.require(self._processed(raw, name, stored), np.float32, ["C", "W"]))
         except (ValueError, RuntimeError):
             return None
+        if scales.dim() != 2 or scales.shape != (values.shape[0], -(-values.shape[1] // size)):
+            return None  # its rows became columns
         groups = torch.arange(values.shape[1]) // size
         zeros = torch.full(scales.shape, 2 ** (bits - 1))
         # A weight is a whole number of scales, so dividing gives that number back.
@@ -119,6 +123,7 @@ def _q6_scales(blocks: np.ndarray) -> np.ndarray:
 
 
 # Types without a minimum: every weight is a scale times a whole number. Bits, weights per scale, and where the scales are.
+TRANSPOSING = (GPT2TensorProcessor,)  # of which a stored shape says nothing
 EXACT: dict[GGMLQuantizationType, tuple[int, int, Callable[[np.ndarray], np.ndarray]]] = {
     GGMLQuantizationType.Q4_0: (4, 32, _leading_scale),
     GGMLQuantizationType.Q5_0: (5, 32, _leading_scale),

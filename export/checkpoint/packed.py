@@ -12,6 +12,7 @@ N rows, K columns, G groups of columns that share a scale, E experts. All but th
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -126,9 +127,22 @@ class CompressedTensors(Format):
     suffixes = (".weight_packed", ".weight")
     parts = (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".input_scale", ".input_zero_point")
 
+    def _weights_of(self, module: str) -> dict[str, Any]:
+        """What is said of the module's weights. A group names modules, or patterns of their names, or classes, in this order of
+        precedence; all matrices that are stored as whole numbers are of one class."""
+        groups = [group for group in (self.settings.get("config_groups") or {}).values() if group.get("weights")]
+        if len(groups) == 1:
+            return dict(groups[0]["weights"])
+        targets = [(str(target), group["weights"]) for group in groups for target in group.get("targets") or ()]
+        named = [weights for target, weights in targets if target == module]
+        named += [weights for target, weights in targets if target.startswith("re:") and re.match(target.removeprefix("re:"), module)]
+        named += [weights for target, weights in targets if target == "Linear"]
+        if not named:
+            raise ValueError(f"no group of {len(groups)} is for it")
+        return dict(named[0])
+
     def read(self, module: str, stored: Collection[str], read: Read) -> Packed:
-        groups = self.settings.get("config_groups") or {}
-        weights: dict[str, Any] = next((group["weights"] for group in groups.values() if group.get("weights")), {})
+        weights = self._weights_of(module)
         bits = int(weights.get("num_bits", 8))
         if weights.get("type", "int") != "int":
             raise UnsupportedModelError(f"{module}: compressed-tensors of type {weights.get('type')} are not read; only whole numbers are")
@@ -137,9 +151,15 @@ class CompressedTensors(Format):
         offset = 2 ** (bits - 1)
         if packed:
             rows, columns = (int(dim) for dim in read(f"{module}.weight_shape"))
-            codes = unpack_int32(read(f"{module}.weight_packed"), bits)[:rows, :columns]
+            words = read(f"{module}.weight_packed")
+            if tuple(words.shape) != (rows, -(-columns * bits // 32)):
+                raise ValueError(f"{tuple(words.shape)} words are not {rows} x {columns} numbers of {bits} bits")
+            codes = unpack_int32(words, bits)[:, :columns]
         else:
-            codes = (read(f"{module}.weight").to(torch.int16) + offset).to(torch.uint8)
+            numbers = read(f"{module}.weight")
+            if numbers.dtype != torch.int8 or int(numbers.min()) < -offset or int(numbers.max()) >= offset:
+                raise ValueError(f"weights of {numbers.dtype} are not whole numbers of {bits} bits")
+            codes = (numbers.to(torch.int16) + offset).to(torch.uint8)
             rows, columns = codes.shape
         scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.reshape(rows, -1)
         zeros = torch.full(scales.shape, offset)
@@ -150,6 +170,8 @@ class CompressedTensors(Format):
             else:
                 zeros = stored_zeros.reshape(-1, scales.shape[1]).expand(scales.shape).to(torch.int64) + offset
         size = -(-columns // scales.shape[1])
+        if weights.get("strategy") == "group" and weights.get("group_size") not in (None, -1, size):
+            raise ValueError(f"{scales.shape[1]} scales for {columns} columns are not groups of {weights['group_size']}")
         index = torch.arange(columns) // size
         if f"{module}.weight_g_idx" in stored:
             given = read(f"{module}.weight_g_idx").long()
@@ -236,7 +258,7 @@ def read_packed(form: Format, module: str, stored: Collection[str], read: Read, 
         packed = form.read(module, stored, read)
     except KeyError as error:
         raise CheckpointError(f"{where}: {module}: has no tensor {error.args[0]}") from error
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, re.error) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{where}: {module}: its tensors do not fit the quantization_config: {reason}") from error
     if isinstance(packed, torch.Tensor):

@@ -31,6 +31,8 @@ class SafetensorsCheckpoint(Checkpoint):
         self._aliases: dict[str, str] = {}
         self._conversions: dict[str, Conversion] = {}
         self._unused: list[str] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """What the model's configuration says, by its own names."""
         self._format = find_format(config, origin.name)
         # Names of weights that are stored as whole numbers, with the module that they belong to.
         self._modules: dict[str, str] = {}
@@ -45,6 +47,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def bind(self, model: torch.nn.Module) -> None:
         assert isinstance(model, PreTrainedModel)
+        self._shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
         found = find_renaming(model, [*self._modules, *(name for name in self._files if name not in self._modules)])
         self._aliases, self._conversions = found.aliases, found.conversions
         taken = {*model.state_dict(), *found.aliases.values()}
@@ -75,12 +78,27 @@ class SafetensorsCheckpoint(Checkpoint):
         conversion = self._conversions.get(name)
         if conversion is not None and name not in self._files:
             return conversion.make(name, self._read)
-        return self._read(self._aliases.get(name, name))
+        stored = self._aliases.get(name, name)
+        values = self._read(stored)
+        if stored in self._modules:
+            self._check_shape(name, values)
+        return values
 
     def quantised(self, name: str) -> Quantised | None:
         stored = self._aliases.get(name, name)
         packed = self._packed(stored) if stored in self._modules else None
-        return packed.quantised() if isinstance(packed, Packed) else None
+        if not isinstance(packed, Packed):
+            return None
+        self._check_shape(name, packed.codes)
+        return packed.quantised()
+
+    def _check_shape(self, name: str, values: torch.Tensor) -> None:
+        """Only what is unpacked shows the shape of what is packed."""
+        wanted = self._shapes.get(name)
+        if wanted is not None and wanted != tuple(values.shape):
+            raise CheckpointError(
+                f"{self.origin.name}: tensor {name} has shape {list(values.shape)} where its configuration says {list(wanted)}"
+            )
 
     def _packed(self, stored: str) -> Packed | torch.Tensor:
         assert self._format is not None

@@ -82,6 +82,11 @@ class DistillConfig:
             raise UsageError(f"--head {self.head}: a draft of kind {self.kind} has no place for it; choose frozen")
         if self.vocabulary is not None and self.kind != "eagle":
             raise UsageError(f"--vocabulary: a draft of kind {self.kind} scores all tokens of the target")
+        for name, kind in (("taps", "eagle"), ("intermediate", "eagle"), ("layers", "lm")):
+            if self.kind != kind and getattr(self, name) != getattr(DistillConfig, name):
+                raise UsageError(f"--{name}: is for drafts of kind {kind}; a draft of kind {self.kind} has none")
+        if self.tokens is None and self.epochs != DistillConfig.epochs:
+            raise UsageError("--epochs: goes with --tokens; with --minutes the training takes the time that there is")
         if self.minutes is not None and self.tokens is not None:
             raise UsageError("--minutes and --tokens exclude each other")
         if self.taps is not None and (not self.taps or min(self.taps) < 1):

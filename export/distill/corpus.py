@@ -56,7 +56,8 @@ class Own:
             tokens = target.tokenizer.encode(questions.read_text("--text", path), prefix=True)
             if len(tokens) < LEAST_ANSWER:
                 raise UsageError(f"--text {path}: has no text")
-            pieces = (tuple(tokens[at : at + CHUNK]) for at in range(0, len(tokens), CHUNK))
+            chunk = min(CHUNK, target.model.capacity)
+            pieces = (tuple(tokens[at : at + chunk]) for at in range(0, len(tokens), chunk))
             items += [piece for piece in pieces if len(piece) >= LEAST_ANSWER]
         return cls(tuple(items))
 

@@ -150,7 +150,7 @@ class Trainer:
         while True:
             plan = self._batches.plan(epoch)
             if len(plan) < count:
-                raise UsageError(f"the corpus has {len(plan)} batches, too few for {count} processes; give more --tokens")
+                raise UsageError(f"the corpus has {len(plan)} batches, too few for {count} processes; start fewer")
             steps = len(plan) // count
             for step in range(max(self.state.step - done, 0), steps):
                 yield plan[step * count + rank]

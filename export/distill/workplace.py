@@ -22,7 +22,8 @@ from edgespec.export.distill.shards import Entry, Shard, read_shard, write_shard
 from edgespec.files import whole
 
 RESERVE = 64 * 2**20  # bytes that stay free
-MINUTES = "minutes"
+FREE = {"minutes", "space"}  # settings that may be others when it goes on
+OF_THE_TRAINING = {"window", "batch_rows", "precision", "learning_rate", "weight_decay"}  # and these until that has begun
 
 
 class Workplace:
@@ -42,7 +43,7 @@ class Workplace:
         return self._settings.is_file()
 
     def check(self, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Refuse a folder that another distillation has begun. More or less time than was asked for at first is the same one.
+        """Refuse a folder that another distillation has begun. More or less time or space than was asked for at first is the same one.
 
         Raises:
             UsageError: ``resume`` is not set, or it was begun with other settings.
@@ -53,7 +54,8 @@ class Workplace:
             raise UsageError(f"{self.folder}: an earlier distillation stopped there; go on with --resume, or remove the folder")
         try:
             before = json.loads(self._settings.read_text(encoding="utf-8"))
-            others = sorted(name for name in {*before, *settings} - {MINUTES} if before.get(name) != settings.get(name))
+            free = FREE if self.training.exists() else FREE | OF_THE_TRAINING
+            others = sorted(name for name in {*before, *settings} - free if before.get(name) != settings.get(name))
         except (ValueError, AttributeError) as error:
             raise UsageError(f"{self._settings}: damaged; remove the folder {self.folder}") from error
         if others:
@@ -61,10 +63,9 @@ class Workplace:
             raise UsageError(f"--resume: {self.folder} was begun with {found}; give the same options, or remove the folder")
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Make the folder, if it is not there."""
+        """Make the folder, if it is not there, and note what is asked for, which :meth:`check` has allowed."""
         self._corpus.mkdir(parents=True, exist_ok=True)
-        if not self.is_begun:
-            _write(self._settings, dict(settings))
+        _write(self._settings, dict(settings))
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

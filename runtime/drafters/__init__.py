@@ -214,6 +214,11 @@ def chosen(names: str, manifest: Manifest) -> tuple[str, ...]:
         if name not in known:
             raise UsageError(f"no drafter {name!r}; this bundle can run {', '.join(known)}")
         kind_of(name)
+        for other in asked[:index]:
+            if shared := set(models_of(name, manifest)) & set(models_of(other, manifest)):
+                raise UsageError(
+                    f"drafter {names!r}: {other} and {name} run the same model, {min(shared)}, which has one cache; name one of them"
+                )
     return asked
 
 

@@ -18,7 +18,7 @@ from edgespec.runtime.drafters import Drafter, Resources
 from edgespec.runtime.drafters.context_window import ContextWindow
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.sampling.processors import Floats, Text
-from edgespec.runtime.sampling.sampling import Candidate
+from edgespec.runtime.sampling.sampling import Candidate, DeadEnd
 from edgespec.runtime.tuning.controller import Gate
 from edgespec.tree import DraftTree
 
@@ -84,7 +84,10 @@ class DraftModel(Drafter):
         q: list[Distribution | None] = []
         while len(tokens) < count:
             row = self.row(logits)
-            token, drawn_from = self._choose(row, Text(context, tokens))
+            try:
+                token, drawn_from = self._choose(row, Text(context, tokens))
+            except DeadEnd:
+                break
             # Bans and a grammar may leave only tokens that the draft does not have. All of them are dropped then, so that
             # whether one is does not depend on which was drawn.
             if self.own_id(token) < 0 or (self._gate is not None and not self._gate.keeps(_confidence(row, drawn_from))):

@@ -6,8 +6,10 @@ bug of the loop, and a token that does not exist like a broken graph.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+from edgespec.distribution import Distribution
 from edgespec.errors import RuntimeFailure
 from edgespec.runtime.drafters import Drafter, Resources, Round
 from edgespec.runtime.drafters.foreign import reported
@@ -23,7 +25,8 @@ class Guarded(Drafter):
         if not isinstance(drafter, Drafter):
             raise RuntimeFailure(f"{label} made {type(drafter).__name__}, which is no edgespec.runtime.drafters.Drafter")
         self._drafter, self._label, self._vocabulary = drafter, label, resources.vocabulary
-        self.name = drafter.name  # type: ignore[misc]
+        with reported(label, "has no name"):
+            self.name = str(drafter.name)  # type: ignore[misc]
         self.reads_choices = drafter.reads_choices  # type: ignore[misc]
 
     def begin(self, context: Sequence[int]) -> None:
@@ -40,7 +43,10 @@ class Guarded(Drafter):
         for token in tree.tokens:
             if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= int(token) < self._vocabulary:
                 raise RuntimeFailure(f"{self._label} proposed {token!r}, which is not a token id from 0 to {self._vocabulary - 1}")
-        return tree
+        for token, q in zip(tree.tokens, tree.q, strict=False):
+            if q is not None and not (isinstance(q, Distribution) and q.probability(token) > 0):
+                raise RuntimeFailure(f"{self._label} proposed {token} as drawn from a q that is no Distribution with this token in it")
+        return dataclasses.replace(tree, tokens=tuple(map(int, tree.tokens)))  # numpy's numbers are not JSON's
 
     def observe(self, found: Round) -> None:
         with reported(self._label, "failed to observe a round"):

@@ -130,14 +130,16 @@ class Lookahead(Drafter):
         return None if self._payoff.pays() else f"its rows cost more than they bring ({self._payoff.gain:.2f} times plain decoding)"
 
     def observe(self, found: Round) -> None:
-        if not self._nodes:
+        # Of this round: in the next one another drafter may be asked.
+        (nodes, self._nodes), (shown, self._shown) = (self._nodes, 0), (self._shown, [])
+        if not nodes:
             self._payoff.rest()
             return
-        self._payoff.observe(self._nodes, len(found.path))
+        self._payoff.observe(nodes, len(found.path))
         if found.choices is None:
             return
         said = []
-        for column in self._shown:
+        for column in shown:
             node = found.tree.find(column)
             if node is None:  # something else took its rows
                 return

@@ -24,7 +24,7 @@ from edgespec.runtime.drafters.growth import Growth, most_per_millisecond
 from edgespec.runtime.drafters.tree_cache import TreeCache
 from edgespec.runtime.models.model import Model
 from edgespec.runtime.sampling.processors import Floats, Ids, Text
-from edgespec.runtime.sampling.sampling import Guess
+from edgespec.runtime.sampling.sampling import DeadEnd, Guess
 from edgespec.runtime.tuning.controller import LEAST_GAIN
 from edgespec.tree import DraftTree
 
@@ -159,7 +159,7 @@ class TokenTree(Drafter):
         found = [rows]
         while True:
             for node, node_rows in zip(level, found, strict=True):
-                for guess in self._options.guess(node_rows, Text(context, growth.path(node)), min(CANDIDATES, most)):
+                for guess in self._guesses(node_rows, Text(context, growth.path(node)), min(CANDIDATES, most)):
                     token = guess.token if self._ids is None else int(self._ids[guess.token])
                     growth.add(node, token, self._chances.of(guess.probability))
                     probabilities.append(guess.probability)
@@ -192,7 +192,7 @@ class TokenTree(Drafter):
         while level:
             grown: list[tuple[int, int]] = []
             for (slot, node), node_rows in zip(level, found, strict=True):
-                guesses = self._options.guess(node_rows, Text(context, growth.path(node)), len(wanted[slot]))
+                guesses = self._guesses(node_rows, Text(context, growth.path(node)), len(wanted[slot]))
                 for child, guess in zip(wanted[slot], guesses, strict=False):
                     grown.append((child, growth.add(node, guess.token, self._chances.by_rank[plan.tokens[child]], guess.q)))
                     probabilities.append(guess.probability)
@@ -200,6 +200,13 @@ class TokenTree(Drafter):
             if not level or min(cache.room for cache in self._caches) < len(level):
                 return
             found = self._score(growth, [node for _, node in level])
+
+    def _guesses(self, rows: list[Floats], text: Text, count: int) -> Sequence[Guess]:
+        """At most ``count``; none where bans and a grammar leave no token."""
+        try:
+            return self._options.guess(rows, text, count)
+        except DeadEnd:
+            return ()
 
     def _score(self, growth: Growth, nodes: Sequence[int]) -> list[list[Floats]]:
         """For each node the rows of all drafts."""

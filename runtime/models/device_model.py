@@ -60,7 +60,10 @@ class DeviceModel(Rows):
         if not hasattr(runtime, "OrtValue"):
             raise UsageError(f"--profile {place.profile}: needs the package onnxruntime, not its C library alone; pip install onnxruntime")
         self._names = [cache_name(index) for index in range(len(self._caches))]
-        self._values = [runtime.OrtValue.ortvalue_from_numpy(cache, *self._memory) for cache in self._caches]
+        try:
+            self._values = [runtime.OrtValue.ortvalue_from_numpy(cache, *self._memory) for cache in self._caches]
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            raise failure(f"{folder / variant.graph}: no KV cache of {capacity} tokens can be made on the device", error) from error
         self._stores = self._stores[len(self._caches) :]  # hidden states alone are in main memory
         self.sessions: list[Any] = []
         self._chains = self._open(variant.graph, trees=variant.tree is None)
@@ -175,7 +178,7 @@ class DeviceModel(Rows):
                 binding.bind_output(f"taken.{name}", *self._memory)
             else:
                 _bind_output(binding, f"taken.{name}", outputs[index])
-        self._take.run_with_iobinding(binding)
+        self._copy_rows(self._take, binding)
         return binding
 
     def _putting(self, start: int, count: int) -> Any:
@@ -198,7 +201,7 @@ class DeviceModel(Rows):
         binding, _kept = self._putting(start, len(chosen))
         for name, value in zip(self._names, moved, strict=True):
             binding.bind_ortvalue_input(f"given.{name}", value)
-        self._put.run_with_iobinding(binding)
+        self._copy_rows(self._put, binding)
 
     def cache_rows(self, start: int, stop: int) -> list[Array]:
         found = [np.empty((1, cache.shape[1], stop - start, cache.shape[3]), cache.dtype) for cache in self._caches]
@@ -217,8 +220,14 @@ class DeviceModel(Rows):
             binding, _kept = self._putting(0, count)
             for name, array in zip(self._names, own, strict=True):
                 binding.bind_input(f"given.{name}", "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
-            self._put.run_with_iobinding(binding)
+            self._copy_rows(self._put, binding)
         return super().restore_rows(tokens, rows[layers:])
+
+    def _copy_rows(self, session: Any, binding: Any) -> None:
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:
+            raise failure(f"{self._folder / self._variant.graph}: rows of the KV cache cannot be copied on the device", error) from error
 
 
 class _Graph:
@@ -255,4 +264,7 @@ def _bind_output(binding: Any, name: str, array: Array) -> None:
 def _memory(place: Placement) -> tuple[str, int]:
     """Kind and number of the device whose memory the cache is in, as ONNX Runtime's Python interface names them."""
     chosen = place.providers[0]
-    return provider(chosen.name).memory, int(dict(chosen.options).get("device_id", 0))
+    number = dict(chosen.options).get("device_id", "0")
+    if not number.isdecimal():
+        raise UsageError(f"providers: device_id {number!r} of {chosen.name} is not the number of a device")
+    return provider(chosen.name).memory, int(number)

@@ -145,10 +145,17 @@ def device_of(wanted: Provider, kind: str = "") -> Any:
 
 @functools.cache
 def _module(wanted: Provider) -> Any:
-    """The plug-in's Python module, None where it is not installed."""
+    """The plug-in's Python module, None where it is not installed.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
     if wanted.plugin is None or importlib.util.find_spec(wanted.plugin) is None:
         return None
-    return importlib.import_module(wanted.plugin)
+    try:
+        return importlib.import_module(wanted.plugin)
+    except Exception as error:  # whatever another package does wrong
+        raise UsageError(f"providers: {wanted.plugin} is installed and cannot be imported: {first_line(error)}") from error
 
 
 @functools.cache

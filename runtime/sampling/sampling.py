@@ -36,6 +36,10 @@ Candidate = tuple[int, Distribution | None]
 """A drafted token and the distribution it was drawn from, None if it was chosen."""
 
 
+class DeadEnd(UsageError):
+    """Bans and a grammar leave no token at a place. On a path that a draft only supposes this ends the path."""
+
+
 class Guess(NamedTuple):
     """One of several drafted tokens for a place, what it was drawn from (None if it was chosen), and how likely the draft thinks it is."""
 
@@ -272,7 +276,7 @@ class Sampler:
             edit(self._buffer, text)
         if not np.isfinite(self._buffer.max()):
             written = len(text.context) + len(text.ahead)
-            raise UsageError(f"no token is allowed at position {written}: bans, no_repeat_ngram_size and grammar rule out all of them")
+            raise DeadEnd(f"no token is allowed at position {written}: bans, no_repeat_ngram_size and grammar rule out all of them")
         return self._buffer
 
 

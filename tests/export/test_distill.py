@@ -602,6 +602,11 @@ def test_places_that_are_taken(made: Made, tmp_path: Path) -> None:
     Workplace(config.output).begin(config.settings())
     assert "--resume" in refused(config)
     assert "seed 0 and not 1" in refused(dataclasses.replace(config, resume=True, seed=1))
+    work = Workplace(config.output)
+    work.check(dataclasses.replace(config, space=1, window=64, learning_rate=0.5).settings(), resume=True)
+    work.training.write_bytes(b"")  # the training has begun
+    work.check(dataclasses.replace(config, space=1).settings(), resume=True)
+    assert "window" in refused(dataclasses.replace(config, resume=True, window=64))
 
 
 @pytest.mark.parametrize(
@@ -616,6 +621,10 @@ def test_places_that_are_taken(made: Made, tmp_path: Path) -> None:
         ({"tokens": 0}, "--tokens"),
         ({"minutes": float("nan"), "tokens": None}, "--minutes"),
         ({"taps": (0, 1)}, "--taps"),
+        ({"kind": "medusa", "taps": (1, 2)}, "--taps: is for drafts of kind eagle"),
+        ({"kind": "lm", "intermediate": 64}, "--intermediate: is for drafts of kind eagle"),
+        ({"layers": 4}, "--layers: is for drafts of kind lm"),
+        ({"minutes": 3.0, "tokens": None, "epochs": 8}, "--epochs: goes with --tokens"),
     ],
 )
 def test_options_out_of_range(options: dict[str, Any], part: str) -> None:

@@ -41,16 +41,7 @@ def write_gguf(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    vocabulary = byte_tokenizer().get_vocab()
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    tokens.append(tokens[0] + tokens[1])  # a GGUF has at least one merge
-    writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
-    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
-    writer.add_eos_token_id(vocabulary["<eos>"])
-    writer.add_bos_token_id(vocabulary["<eos>"])
+    add_tokenizer(writer)
     if end_of_turn is not None:
         writer.add_eot_token_id(end_of_turn)
     writer.add_license("mit")
@@ -77,6 +68,21 @@ def write_gguf(
     return path
 
 
+def add_tokenizer(writer: gguf.GGUFWriter) -> dict[str, int]:
+    """The byte-level tokenizer of the tests; its vocabulary."""
+    vocabulary = byte_tokenizer().get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    tokens.append(tokens[0] + tokens[1])  # a GGUF has at least one merge
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
+    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
+    writer.add_eos_token_id(vocabulary["<eos>"])
+    writer.add_bos_token_id(vocabulary["<eos>"])
+    return vocabulary
+
+
 def encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """As the library writes it; of Q4_K and Q5_K, which it only reads, random blocks: any bytes are valid behind two small scales."""
     if kind not in (gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q5_K):
@@ -85,6 +91,54 @@ def encoded(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     blocks = np.random.default_rng(values.size).integers(0, 256, (len(values), values.shape[1] // weights, size), dtype=np.uint8)
     blocks[:, :, :4] = np.array([2e-4, 2e-4], np.float16).view(np.uint8)
     return blocks.reshape(len(values), -1)
+
+
+def write_gpt2(path: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """A random GPT-2, whose matrices transformers has the other way round. It takes the size of the vocabulary from the tokens, and does
+    not read how many positions there are."""
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(4 * HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_layer_norm_eps(1e-5)
+    rows = 1 + len(add_tokenizer(writer))
+    rng = np.random.default_rng(0)
+    writer.add_tensor("position_embd.weight", (rng.normal(size=(1024, HIDDEN)) * 0.1).astype(np.float32))
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (rows, HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        parts = {"attn_norm": (HIDDEN,), "attn_qkv": (3 * HIDDEN, HIDDEN), "attn_output": (HIDDEN, HIDDEN)}
+        parts |= {"ffn_norm": (HIDDEN,), "ffn_up": (4 * HIDDEN, HIDDEN), "ffn_down": (HIDDEN, 4 * HIDDEN)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
+    for name, shape in shapes.items():
+        values = (rng.normal(size=shape) * 0.1).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values + 1)
+        else:
+            writer.add_tensor(f"{name}.weight", encoded(values, kind), raw_dtype=kind)
+        if name != "token_embd":
+            writer.add_tensor(f"{name}.bias", (rng.normal(size=shape[:1]) * 0.1).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_matrices_that_transformers_turns_round(kind: str, tmp_path: Path) -> None:
+    file = write_gpt2(tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
+    checkpoint = open_checkpoint(str(file))
+    checkpoint.bind(build_empty(checkpoint.config_copy()))
+    reference = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    for name, values in reference.state_dict().items():
+        if name in checkpoint.names():
+            assert torch.equal(checkpoint[name], values), name
+    assert checkpoint.quantised("transformer.h.0.attn.c_attn.weight") is None
+    assert export(file, tmp_path / "bundle").manifest.target.source.checkpoint == "model.gguf"
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])

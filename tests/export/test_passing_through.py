@@ -213,6 +213,70 @@ def test_a_config_that_disagrees_with_its_tensors(tmp_path: Path) -> None:
             export(folder, tmp_path / "bundle", weights="int8")
 
 
+MIXED = {
+    "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}},
+    "group_1": {"targets": [r"re:.*down_proj$"], "weights": {"num_bits": 8, "type": "int", "strategy": "group", "group_size": GROUP}},
+    "group_2": {"targets": ["model.layers.1.mlp.up_proj"], "weights": {"num_bits": 8, "type": "int"}},
+}
+
+
+def write_mixed(folder: Path, groups: Any) -> Tensors:
+    """down_proj and one up_proj in 8 bits, the latter as bytes, everything else in 4."""
+    make_checkpoint(folder, "llama", tie_word_embeddings=True)
+    tensors, wanted = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        module, as_bytes = name.removesuffix(".weight"), name == "model.layers.1.mlp.up_proj.weight"
+        weight = tensors.pop(name)
+        bits = 8 if as_bytes or module.endswith("down_proj") else 4
+        parts, wanted[name] = compressed(weight, bits)
+        if as_bytes:
+            codes, scales, zeros = rounded(weight, 8)
+            parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales, "weight_zero_point": (zeros - 128).to(torch.int8)}
+        tensors |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return wanted
+
+
+def test_compressed_tensors_of_several_groups(tmp_path: Path) -> None:
+    wanted = write_mixed(tmp_path / "checkpoint", MIXED)
+    checkpoint = opened(tmp_path / "checkpoint")
+    for name, values in wanted.items():
+        assert torch.equal(checkpoint[name], values), name
+        quantised = checkpoint.quantised(name)
+        assert quantised is not None
+        assert quantised.scheme.bits == (8 if "down_proj" in name or name == "model.layers.1.mlp.up_proj.weight" else 4), name
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"group_0": MIXED["group_0"]}, "numbers of 4 bits"),
+        ({"group_0": MIXED["group_1"]}, "numbers of 8 bits"),
+        ({"group_1": MIXED["group_1"], "group_2": MIXED["group_2"]}, "no group of 2 is for it"),
+        ({"group_0": {**MIXED["group_0"], "targets": ["re:(", "Linear"]}, "group_1": MIXED["group_1"]}, "quantization_config"),
+        ([MIXED["group_0"]], "quantization_config"),
+    ],
+)
+def test_groups_that_are_not_those_of_the_tensors(groups: Any, message: str, tmp_path: Path) -> None:
+    write_mixed(tmp_path / "checkpoint", groups)
+    with pytest.raises(CheckpointError, match=message):
+        export(tmp_path / "checkpoint", tmp_path / "bundle", weights="int8")
+
+
+def test_packed_matrices_have_the_configurations_shapes(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    write(folder, "gptq")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+    for weights in ("int8", "keep"):
+        with pytest.raises(CheckpointError, match=r"mlp\.\w+\.weight has shape \[.*\] where its configuration says"):
+            export(folder, tmp_path / "bundle", weights=weights)
+
+
 def test_methods_that_are_not_read_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     write(folder, "gptq")

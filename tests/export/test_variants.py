@@ -6,15 +6,17 @@ They run on the CPU here, and on their own provider where it and a device are th
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from edgespec.errors import BundleError, CapacityError, ExportError, UnsupportedModelError, UsageError
+from edgespec.errors import BundleError, CapacityError, ExportError, OutOfMemory, UnsupportedModelError, UsageError
 from edgespec.export import ExportReport
 from edgespec.manifest import read_manifest
 from edgespec.runtime import load
@@ -25,7 +27,7 @@ from edgespec.runtime.models.model import Model
 from edgespec.runtime.providers import providers
 from edgespec.runtime.providers.placement import Placement, Placements
 from edgespec.runtime.providers.profiles import open_model, profile_spec
-from edgespec.runtime.providers.session import DEFAULT_PROVIDERS
+from edgespec.runtime.providers.session import DEFAULT_PROVIDERS, Choice
 from tests.export.conftest import export
 from tests.export.test_families import IDS, TOLERANCE, Reference, sequence_distances, tree_distances
 from tests.helpers.bundles import VOCAB
@@ -179,6 +181,27 @@ def test_a_device_needs_the_package_onnxruntime(bundle: Path, monkeypatch: pytes
     monkeypatch.setattr(device_model, "import_onnxruntime", object)
     with pytest.raises(UsageError, match="--profile cuda: needs the package onnxruntime, not its C library alone"):
         open_variant(bundle, "cuda")
+
+
+@pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
+def test_a_device_without_room_or_of_no_number_is_said_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_manifest(bundle).target
+    place = Placement([Choice("CPUExecutionProvider", (("device_id", "x"),))], 1, profile="cuda")
+    with pytest.raises(UsageError, match="device_id 'x' of CPUExecutionProvider is not the number of a device"):
+        open_model(bundle, spec, place, capacity=32)
+    with load(bundle, threads=1, profile="cuda") as engine:
+        model = engine._model("target")
+        model.run([1, 2, 3], [2])
+        monkeypatch.setattr(model, "_take", SimpleNamespace(io_binding=model._take.io_binding, run_with_iobinding=lambda _: raising()))
+        with pytest.raises(OutOfMemory, match="cannot be copied on the device"):
+            model.cache_rows(0, 2)
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", lambda *_: raising())
+    with pytest.raises(OutOfMemory, match="no KV cache of 32 tokens can be made on the device"):
+        open_variant(bundle, "cuda")
+
+
+def raising() -> None:
+    raise RuntimeError("Failed to allocate memory for requested buffer of size 1")
 
 
 def test_mixtures_have_no_cuda_profile(tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def test_verify_finds_a_drafter_that_changes_the_text(attention: Engine, monkeyp
         ("hi", {"banned_tokens": [259]}, "banned_tokens: 259 is not a token id from 0 to 258"),
         ("hi", {"min_new_tokens": -1}, "min_new_tokens: -1"),
         ("hi", {"drafter": "medusa"}, "drafter 'medusa' needs Medusa heads, which this bundle lacks; it can run auto, none, .*draft"),
+        ("hi", {"drafter": "draft,tree"}, "draft and tree run the same model, draft, which has one cache"),
         ("hi", {"drafter": "ngram,eagle"}, "drafter 'eagle' needs an EAGLE head"),
         ("hi", {"drafter": "hydra"}, "no drafter 'hydra'"),
         ("hi", {"drafter": "ngram", "draft_length": 8}, "draft_length: 8 is more than 7"),

@@ -31,6 +31,7 @@ class LmStudent(Student):
     def __init__(self, shape: TargetShape, ids: np.ndarray, config: DistillConfig) -> None:
         super().__init__(shape, ids, config)
         layers = min(config.layers, shape.layers)
+        self._trust_remote_code = config.trust_remote_code
         self.model = build_empty(shallow_config(shape.checkpoint.config_copy(), layers), "eager")
         _fill(self.model, shape.checkpoint, spread_over(shape.layers, layers))
         self.model.requires_grad_(False)
@@ -57,7 +58,8 @@ class LmStudent(Student):
         settings.dtype = torch.float16
         settings.architectures = [type(self.model).__name__]
         settings.save_pretrained(folder)
-        self.shape.checkpoint.origin.load(AutoTokenizer.from_pretrained).save_pretrained(folder)
+        load = self.shape.checkpoint.origin.load
+        load(AutoTokenizer.from_pretrained, trust_remote_code=self._trust_remote_code).save_pretrained(folder)
 
 
 def spread_over(total: int, count: int) -> list[int]:

@@ -11,6 +11,8 @@ import pytest
 from edgespec.errors import RuntimeFailure, UsageError
 from edgespec.runtime import Engine
 from edgespec.runtime.drafters import foreign
+from edgespec.runtime.options import GenerationOptions
+from edgespec.runtime.sampling.sampling import make_sampler
 
 HEAD = """
 from edgespec.runtime.drafters import Drafter
@@ -121,6 +123,12 @@ def test_one_that_does_not_load(install: Install, attention: Engine, source: str
         ("return DraftTree.chain([self.vocabulary])", "proposed 259, which is not a token id from 0 to 258"),
         ("return DraftTree.chain([-1])", "proposed -1"),
         ("return DraftTree.chain([0.5])", "proposed 0.5"),
+        ("return DraftTree.chain([1], [0.5])", "drawn from a q that is no Distribution with this token"),
+        (
+            "import numpy\n        from edgespec.distribution import Distribution\n"
+            "        q = Distribution(numpy.array([2]), numpy.ones(1))\n        return DraftTree.chain([1], [q])",
+            "proposed 1 as drawn from a q",
+        ),
         ("return DraftTree((1,), (0,))", "failed to propose: ValueError: node 0 has parent 0"),
         ("return DraftTree()\n    def observe(self, found):\n        found.nothing", "failed to observe a round: AttributeError"),
     ],
@@ -133,9 +141,21 @@ def test_one_that_misbehaves_ends_the_text_by_name(install: Install, attention: 
     assert attention.generate("hello", drafter="ngram", max_new_tokens=5).stats.new_tokens == 5, "the engine is as fit as before"
 
 
+def test_its_numbers_become_pythons(install: Install, attention: Engine) -> None:
+    install(HEAD + "        import numpy\n        return DraftTree.chain(list(numpy.array([1, 2])))\n")
+    greedy = GenerationOptions()
+    proposer = attention._drafting.proposer(("other",), attention._target(greedy), make_sampler(greedy), 3, None, None)
+    tree = proposer.propose([1], 3)
+    assert [type(token) for token in tree.tokens] == [int, int]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        (
+            HEAD.replace('    name = "other"', "    name = property(lambda self: self.nothing)") + "        pass",
+            "has no name: AttributeError",
+        ),
         ("def Other(resources): raise KeyError('a model')", "cannot be made: KeyError: 'a model'"),
         ("def Other(resources): return 3", "made int, which is no"),
     ],

@@ -98,16 +98,19 @@ def medusa_of(bundle: Path) -> RowHeads:
 @pytest.mark.parametrize("exactness", ["exact", "fast"])
 @pytest.mark.parametrize("drafter", ["medusa", "eagle", "ngram,eagle"])
 def test_the_text_is_that_of_plain_decoding(engine: Engine, drafter: str, exactness: str) -> None:
-    accepted = 0
+    accepted = different = 0
     for prompt in (PROMPT, [*b"something else"]):
         plain = engine.generate(prompt, drafter="none", max_new_tokens=WRITTEN, ignore_eos=True, exactness=exactness)
         for length in (1, 3, 7, "auto"):
             found = engine.generate(
                 prompt, drafter=drafter, draft_length=length, max_new_tokens=WRITTEN, ignore_eos=True, exactness=exactness
             )
-            assert found.token_ids == plain.token_ids or (exactness == "fast" and engine.exactness.grade == "exact"), length
+            assert len(found.token_ids) == WRITTEN
+            different += found.token_ids != plain.token_ids
             accepted += found.stats.accepted
-    assert accepted > 0 or engine.exactness.grade == "exact", "heads know the text of the float target"
+    # Over 8 bits near-ties fall the other way in wider passes; over floats they are scored again.
+    assert not different or (exactness == "fast" and engine.exactness.grade == "exact")
+    assert accepted > 0
 
 
 def test_a_head_that_is_right_saves_passes(made: Made) -> None:

@@ -105,6 +105,16 @@ def test_another_ones_round_leaves_the_window_as_it_is() -> None:
     assert drafter._levels == before
 
 
+def test_another_ones_round_says_nothing_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    payoff = Payoff(lambda width: 1.0 + width / 100)
+    drafter = Lookahead(Window(), payoff=payoff)
+    tree = drafter.propose(CONTEXT, 12)
+    drafter.observe(Round([*CONTEXT, 1], tree, (), np.zeros(1 + len(tree), np.int64)))
+    monkeypatch.setattr(payoff, "observe", lambda *_: pytest.fail("counted as its own"))
+    for _ in range(20):  # n-grams are asked, and right
+        drafter.observe(Round([*CONTEXT, 1, 2, 3], DraftTree.chain([1, 2]), (0, 1), np.zeros(3, np.int64)))
+
+
 def test_a_text_that_repeats_itself_comes_by_the_ngram(tmp_path: Path) -> None:
     """The second alphabet is drafted from the pool, two tokens at a time."""
     bundle = make_lookup_bundle(tmp_path / "b", alphabet_table(), max_width=16)
@@ -177,7 +187,7 @@ def test_a_conversation_keeps_its_pool(attention: Engine) -> None:
     assert len(attention._drafting.kept) == 1
 
 
-def test_the_statistics_say_that_it_rests(attention: Engine) -> None:
+def test_the_statistics_say_that_it_rests(attention: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with_costs = Lookahead(Window(), payoff=Payoff(lambda width: float(width)))
     assert with_costs.off is None
     for _ in range(20):
@@ -185,8 +195,10 @@ def test_the_statistics_say_that_it_rests(attention: Engine) -> None:
         with_costs.observe(Round([*CONTEXT, 1], tree, (), np.zeros(1 + len(tree), np.int64)))
     assert with_costs.off is not None
     assert len(with_costs.propose(CONTEXT, 12)) == 0
-    found = attention.generate("hello", drafter="lookahead", max_new_tokens=120, ignore_eos=True)
-    assert found.stats.speculation_off is None or found.stats.speculation_off.startswith("lookahead: its rows cost more")
+    monkeypatch.setattr(attention._drafting, "_pass_ms", lambda _widths, count: float(count))
+    found = attention.generate([7, 200, 3], drafter="lookahead", max_new_tokens=120, ignore_eos=True)
+    assert found.stats.speculation_off is not None
+    assert found.stats.speculation_off.startswith("lookahead: its rows cost more")
 
 
 def test_it_rests_while_it_does_not_pay() -> None:

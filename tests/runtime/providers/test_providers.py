@@ -109,6 +109,14 @@ def test_a_pair_in_two_places_writes_the_plain_text(attention_bundle: Path) -> N
     assert found.stats.accepted > 0
 
 
+def test_a_plug_in_that_cannot_be_imported_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_plug_in.py").write_text("raise OSError('libQnnHtp.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wanted = dataclasses.replace(providers.provider("qnn"), plugin="broken_plug_in")
+    with pytest.raises(UsageError, match=r"broken_plug_in is installed and cannot be imported: libQnnHtp\.so"):
+        providers.is_present(wanted)
+
+
 def test_models_without_graphs_for_the_provider_of_all_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "is_present", lambda _: True)
     monkeypatch.setattr(providers, "_module", lambda _: None)

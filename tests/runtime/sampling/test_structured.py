@@ -164,6 +164,36 @@ def test_a_lark_grammar(attention: Engine) -> None:
     assert re.fullmatch(r"\[[0-9]{2}(,[0-9]{2})*\]", result.text) or result.finish_reason == "length"
 
 
+@pytest.mark.parametrize("drafter", ["draft", "tree"])
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3}, {"do_sample": True, "acceptance": "ratio"}])
+def test_a_draft_may_suppose_what_leads_nowhere(attention: Engine, drafter: str, sampling: dict[str, Any]) -> None:
+    """Behind "no" all that the grammar allows is banned: the target never goes there, and a draft that does ends there."""
+    never = {"regex": "[ab](yes|no[!?])", "banned_tokens": [*b"!?"], "max_new_tokens": 9, **sampling}
+    towards = {"logit_bias": {ord("a"): 50.0, ord("y"): 50.0}}
+    plain = attention.generate("x", drafter="none", **never, **towards)
+    assert plain.text == "ayes"
+    choose = attention._drafting.proposer
+
+    def misled(names: Any, target: Any, sampler: Any, *others: Any) -> Any:
+        """The draft says "no" where the target says "yes"."""
+
+        def flipped(row: Any) -> Any:
+            row = row.copy()
+            row[ord("n")] = row.max() + 200
+            return row
+
+        draft, several = sampler.draft, sampler.draft_several
+        sampler.draft = lambda row, text: draft(flipped(row), text)
+        sampler.draft_several = lambda rows, text, count: several([flipped(row) for row in rows], text, count)
+        return choose(names, target, sampler, *others)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention._drafting, "proposer", misled)
+        found = attention.generate("x", drafter=drafter, draft_length=3, **never, **towards)
+    assert found.text == "ayes"
+    assert found.stats.drafted > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
