@@ -78,6 +78,7 @@ class Decoder:
     """An open checkpoint with its traced graph.
 
     Attributes:
+        capacity: KV rows of its graphs.
         proven: what was measured of its graphs by type of weights and depth, and then by type of KV cache.
         measured: costs and equal widths by type of weights.
         choices: how its weights are quantised by their type.

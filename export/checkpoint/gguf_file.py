@@ -122,8 +122,8 @@ def _q6_scales(blocks: np.ndarray) -> np.ndarray:
     return (scale * factors).reshape(len(blocks), -1)
 
 
+TRANSPOSING = (GPT2TensorProcessor,)  # a stored shape is not the parameter's then
 # Types without a minimum: every weight is a scale times a whole number. Bits, weights per scale, and where the scales are.
-TRANSPOSING = (GPT2TensorProcessor,)  # of which a stored shape says nothing
 EXACT: dict[GGMLQuantizationType, tuple[int, int, Callable[[np.ndarray], np.ndarray]]] = {
     GGMLQuantizationType.Q4_0: (4, 32, _leading_scale),
     GGMLQuantizationType.Q5_0: (5, 32, _leading_scale),
