@@ -290,7 +290,7 @@ def stop_after(patched: pytest.MonkeyPatch, owner: Any, name: str, calls: int) -
 
 
 def test_a_training_may_get_more_time(made: Made, tmp_path: Path) -> None:
-    config = made.elsewhere(tmp_path, tokens=None, minutes=0.05, shard_texts=8)
+    config = made.elsewhere(tmp_path, tokens=None, epochs=4, minutes=0.05, shard_texts=8)
     with pytest.MonkeyPatch.context() as patched:
         stop_after(patched, Trainer, "_step", 1)
         with pytest.raises(Stopped):
@@ -302,7 +302,7 @@ def test_a_training_may_get_more_time(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_budget_of_time_is_kept(made: Made, tmp_path: Path) -> None:
-    config = made.elsewhere(tmp_path, tokens=None, minutes=0.05, shard_texts=8)
+    config = made.elsewhere(tmp_path, tokens=None, epochs=4, minutes=0.05, shard_texts=8)
     report = distill(config)
     assert report is not None
     work = Workplace(config.output)
@@ -383,7 +383,7 @@ def test_judging_takes_a_small_part_of_the_time(made: Made, tmp_path: Path, monk
         return judge(*args)
 
     monkeypatch.setattr("edgespec.export.distill.train.judge", slow)
-    report = distill(made.elsewhere(tmp_path, tokens=None, minutes=0.15, shard_texts=8))
+    report = distill(made.elsewhere(tmp_path, tokens=None, epochs=4, minutes=0.15, shard_texts=8))
     assert report is not None
     # One before the training and one after it, and of the others at most so many; twenty would take five seconds of less than nine.
     assert 2 <= len(report.state.looks) <= 3 + report.state.seconds * LOOK_SHARE / 0.25
