@@ -196,7 +196,7 @@ def test_a_device_without_room_or_of_no_number_is_said_so(bundle: Path, monkeypa
         with pytest.raises(OutOfMemory, match="cannot be copied on the device"):
             model.cache_rows(0, 2)
     monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", lambda *_: raising())
-    with pytest.raises(OutOfMemory, match="no KV cache of 32 tokens can be made on the device"):
+    with pytest.raises(OutOfMemory, match=f"no KV cache of {CAPACITY} tokens can be made on the device"):
         open_variant(bundle, "cuda")
 
 
