@@ -54,7 +54,7 @@ def activation_ranges(graph: Path, spec: ModelSpec, texts: Sequence[Sequence[int
         raise UsageError(
             f"--calibration: no text has the {width} tokens of a pass; give a longer one, or --npu-widths with a smaller last number"
         )
-    return {name: Seen(low[name], high[name], total[name] / max(passes, 1)) for name in floats}
+    return {name: Seen(low[name], high[name], total[name] / passes) for name in floats}
 
 
 def _computed(graph: onnx.GraphProto) -> Iterator[str]:

@@ -34,9 +34,10 @@ ACCEPTED_COLOUR = "green"
 def run(bundle: Path, prompt: str | None, chat: bool | None, system: str | None, **options: Any) -> None:
     """Answer PROMPT with BUNDLE; without PROMPT, or for `-`, it is read from stdin."""
     keywords = generation_options(options)
-    for name in ("show_drafts", "show_stats") if options["as_json"] else ():
-        if options[name]:
-            raise click.UsageError(f"--{'stats' if name == 'show_stats' else 'show-drafts'} has no effect with --json")
+    if options["as_json"]:
+        for option, given in (("--show-drafts", options["show_drafts"]), ("--stats", options["show_stats"])):
+            if given:
+                raise click.UsageError(f"{option} has no effect with --json")
     request = make_prompt(read_prompt(prompt), system, chat)
     picture = options["memory_trace"]
     check_picture(picture)

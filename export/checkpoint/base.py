@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,15 @@ class Checkpoint(Mapping[str, torch.Tensor], abc.ABC):
     @abc.abstractmethod
     def stored_shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor as it is stored, None where it is made of others, packed, or not there."""
+
+    def check_shape(self, name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
+        """Refuse a tensor of another shape than the model's parameter.
+
+        Raises:
+            CheckpointError: it is.
+        """
+        if tuple(found) != tuple(wanted):
+            raise CheckpointError(f"{self.origin.name}: tensor {name} has shape {list(found)} where its configuration says {list(wanted)}")
 
     def bind(self, model: torch.nn.Module) -> None:
         """Learn the model's own tensor names, for formats that use others. Called once, before any tensor is read."""

@@ -37,8 +37,8 @@ def check_complete(checkpoint: Checkpoint, model: PreTrainedModel, tied: dict[st
         if first not in checkpoint:
             raise CheckpointError(f"{name}: has no tensor {first}; the checkpoint is incomplete")
         shape = checkpoint.stored_shape(first)
-        if shape is not None and shape != tuple(value.shape):
-            raise CheckpointError(f"{name}: tensor {first} has shape {list(shape)} where its configuration says {list(value.shape)}")
+        if shape is not None:
+            checkpoint.check_shape(first, shape, value.shape)
 
 
 def is_untied(checkpoint: Checkpoint, tied: dict[str, str]) -> bool:

@@ -131,7 +131,8 @@ class Lookahead(Drafter):
 
     def observe(self, found: Round) -> None:
         # Of this round: in the next one another drafter may be asked.
-        (nodes, self._nodes), (shown, self._shown) = (self._nodes, 0), (self._shown, [])
+        nodes, shown = self._nodes, self._shown
+        self._nodes, self._shown = 0, []
         if not nodes:
             self._payoff.rest()
             return

@@ -15,9 +15,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from edgespec.errors import CheckpointError
 from edgespec.export.checkpoint import open_checkpoint
 from edgespec.export.checkpoint.rope_factors import rope_parameters
-from edgespec.export.trace.model import build_empty
 from tests.export.conftest import export
 from tests.helpers.bundles import byte_tokenizer
+from tests.helpers.checkpoints import opened
 
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT, VOCAB = 64, 4, 2, 96, 2, 64, 288
 
@@ -55,12 +55,23 @@ def write_gguf(
         parts |= {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
         for name, shape in {**parts, "attn_norm": (hidden,), "ffn_norm": (hidden,)}.items():
             shapes[f"blk.{layer}.{name}"] = shape
+    add_weights(writer, shapes, kind, rng)
+    return written(writer, path)
+
+
+def add_weights(
+    writer: gguf.GGUFWriter, shapes: Mapping[str, tuple[int, ...]], kind: gguf.GGMLQuantizationType, rng: np.random.Generator
+) -> None:
+    """Random matrices of a type, and norms near 1."""
     for name, shape in shapes.items():
         values = (rng.normal(size=shape) * 0.1).astype(np.float32)
         if len(shape) == 1:
             writer.add_tensor(f"{name}.weight", values + 1)
         else:
             writer.add_tensor(f"{name}.weight", encoded(values, kind), raw_dtype=kind)
+
+
+def written(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -111,30 +122,25 @@ def write_gpt2(path: Path, kind: gguf.GGMLQuantizationType) -> Path:
         parts = {"attn_norm": (HIDDEN,), "attn_qkv": (3 * HIDDEN, HIDDEN), "attn_output": (HIDDEN, HIDDEN)}
         parts |= {"ffn_norm": (HIDDEN,), "ffn_up": (4 * HIDDEN, HIDDEN), "ffn_down": (HIDDEN, 4 * HIDDEN)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
-    for name, shape in shapes.items():
-        values = (rng.normal(size=shape) * 0.1).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(f"{name}.weight", values + 1)
-        else:
-            writer.add_tensor(f"{name}.weight", encoded(values, kind), raw_dtype=kind)
-        if name != "token_embd":
-            writer.add_tensor(f"{name}.bias", (rng.normal(size=shape[:1]) * 0.1).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    add_weights(writer, shapes, kind, rng)
+    for name in shapes.keys() - {"token_embd"}:
+        writer.add_tensor(f"{name}.bias", (rng.normal(size=shapes[name][:1]) * 0.1).astype(np.float32))
+    return written(writer, path)
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    """What transformers makes of the file as a whole."""
+    config = GgufConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, quantization_config=config, dtype=torch.float32
+    ).state_dict()
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_matrices_that_transformers_turns_round(kind: str, tmp_path: Path) -> None:
     file = write_gpt2(tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
-    checkpoint = open_checkpoint(str(file))
-    checkpoint.bind(build_empty(checkpoint.config_copy()))
-    reference = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    )
-    for name, values in reference.state_dict().items():
+    checkpoint = opened(file)
+    for name, values in loaded(file).items():
         if name in checkpoint.names():
             assert torch.equal(checkpoint[name], values), name
     assert checkpoint.quantised("transformer.h.0.attn.c_attn.weight") is None
@@ -144,11 +150,7 @@ def test_matrices_that_transformers_turns_round(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
 def test_tensors_equal_what_transformers_loads(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
-    whole = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    ).state_dict()
-    checkpoint = open_checkpoint(str(path))
-    checkpoint.bind(build_empty(checkpoint.config_copy()))
+    whole, checkpoint = loaded(path), opened(path)
     names = set(whole) - {"lm_head.weight"}  # tied: stored once
     assert set(checkpoint) == names
     assert checkpoint.origin.licence == "mit"

@@ -6,33 +6,14 @@ pip install torchao compressed-tensors
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from edgespec.export.quantise import dequantise
-from tests.export.test_passing_through import GROUP, Tensors, opened, rounded
-from tests.helpers.checkpoints import make_checkpoint
-
-Quantise = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
-"""From a module's name and its weight to what is stored, by full names, and the values that the library reads from that."""
-
-
-def write(folder: Path, settings: dict[str, Any], quantise: Quantise) -> Tensors:
-    """A tiny Llama with quantised projections; returns their values by the library."""
-    make_checkpoint(folder, "llama", tie_word_embeddings=True)
-    tensors, wanted = load_file(folder / "model.safetensors"), {}
-    for name in [name for name in tensors if name.endswith("proj.weight")]:
-        parts, wanted[name] = quantise(name.removesuffix(".weight"), tensors.pop(name))
-        tensors |= {part: tensor.contiguous() for part, tensor in parts.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    return wanted
+from tests.export.test_passing_through import GROUP, Tensors, rounded
+from tests.helpers.checkpoints import opened, quantise_checkpoint
 
 
 def check(folder: Path, wanted: Tensors, bits: int) -> None:
@@ -68,7 +49,7 @@ def test_compressed_tensors(symmetric: bool, bits: int, tmp_path: Path) -> None:
         "version": library.__version__,
         "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
     }
-    wanted = write(tmp_path, settings, quantise)
+    wanted = quantise_checkpoint(tmp_path, settings, quantise)
     check(tmp_path, wanted, bits)
 
 
@@ -87,5 +68,5 @@ def test_torchao(kind: str, tmp_path: Path) -> None:
         parts, _ = flatten({f"{module}.weight": linear[0].weight})
         return parts, linear[0].weight.dequantize()
 
-    wanted = write(tmp_path, {"quant_method": "torchao", "quant_type": {"default": {}}}, quantise)
+    wanted = quantise_checkpoint(tmp_path, {"quant_method": "torchao", "quant_type": {"default": {}}}, quantise)
     check(tmp_path, wanted, 8 if kind == "int8" else 4)

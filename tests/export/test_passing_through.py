@@ -11,7 +11,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from edgespec.errors import CheckpointError, EdgespecError, UnsupportedModelError
 from edgespec.export.checkpoint.gguf_file import EXACT
@@ -20,7 +19,7 @@ from edgespec.export.quantise import dequantise
 from edgespec.export.recipe import Scheme
 from tests.export.conftest import export
 from tests.export.test_gguf import write_gguf
-from tests.helpers.checkpoints import make_checkpoint, opened
+from tests.helpers.checkpoints import opened, quantise_checkpoint
 
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -109,16 +108,15 @@ WRITERS: dict[str, Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]] = {
 
 def write(folder: Path, kind: str, writer: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] | None = None) -> Tensors:
     """A tiny Llama whose projections are stored as ``kind``; returns the weights that they stand for, by name."""
-    make_checkpoint(folder, "llama", tie_word_embeddings=True)
-    tensors, wanted = load_file(folder / "model.safetensors"), {}
-    for name in [name for name in tensors if name.endswith("proj.weight")]:
-        module = name.removesuffix(".weight")
-        parts, wanted[name] = (writer or WRITERS[kind])(tensors.pop(name))
-        tensors |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIGS[kind]}))
-    return wanted
+
+    def quantise(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        return of_module(module, *(writer or WRITERS[kind])(weight))
+
+    return quantise_checkpoint(folder, CONFIGS[kind], quantise)
+
+
+def of_module(module: str, parts: Tensors, values: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    return {f"{module}.{part}": tensor for part, tensor in parts.items()}, values
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -222,22 +220,16 @@ MIXED = {
 
 def write_mixed(folder: Path, groups: Any) -> Tensors:
     """down_proj and one up_proj in 8 bits, the latter as bytes, everything else in 4."""
-    make_checkpoint(folder, "llama", tie_word_embeddings=True)
-    tensors, wanted = load_file(folder / "model.safetensors"), {}
-    for name in [name for name in tensors if name.endswith("proj.weight")]:
-        module, as_bytes = name.removesuffix(".weight"), name == "model.layers.1.mlp.up_proj.weight"
-        weight = tensors.pop(name)
-        bits = 8 if as_bytes or module.endswith("down_proj") else 4
-        parts, wanted[name] = compressed(weight, bits)
+
+    def quantise(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        as_bytes = module == "model.layers.1.mlp.up_proj"
+        parts, values = compressed(weight, 8 if as_bytes or module.endswith("down_proj") else 4)
         if as_bytes:
             codes, scales, zeros = rounded(weight, 8)
             parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales, "weight_zero_point": (zeros - 128).to(torch.int8)}
-        tensors |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    return wanted
+        return of_module(module, parts, values)
+
+    return quantise_checkpoint(folder, {"quant_method": "compressed-tensors", "config_groups": groups}, quantise)
 
 
 def test_compressed_tensors_of_several_groups(tmp_path: Path) -> None:

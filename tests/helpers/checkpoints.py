@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -15,6 +18,8 @@ from edgespec.export.trace.model import build_empty
 from tests.helpers.bundles import EOS, VOCAB, byte_tokenizer
 
 CAPACITY = 96
+Quantise = Callable[[str, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+"""From a module's name and its weight to what is stored, by full names, and the values that are read from that."""
 BASE: dict[str, Any] = {
     "vocab_size": 288,  # more rows than the tokenizer has tokens, as real models do
     "hidden_size": 64,
@@ -75,6 +80,19 @@ def make_checkpoint(folder: Path, architecture: str = "llama", seed: int = 0, **
     assert len(tokenizer) == VOCAB
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def quantise_checkpoint(folder: Path, settings: Any, quantise: Quantise) -> dict[str, torch.Tensor]:
+    """A tiny Llama with quantised projections; returns the weights that they stand for, by name."""
+    make_checkpoint(folder, "llama", tie_word_embeddings=True)
+    tensors, wanted = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        parts, wanted[name] = quantise(name.removesuffix(".weight"), tensors.pop(name))
+        tensors |= {part: tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return wanted
 
 
 def opened(path: Path) -> Checkpoint:
