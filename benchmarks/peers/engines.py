@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.peers import models
+from benchmarks.peers.edgespec_modes import ALONE
 from benchmarks.peers.environments import Unavailable, environment
 from benchmarks.peers.worker import DRAFTED
 from benchmarks.scores import Score, bundle_score, genai_score, llama_cpp_score, openvino_score, optimum_onnx_score
@@ -20,6 +21,8 @@ WITH_DRAFT: dict[str, dict[str, object]] = {
     "auto with a draft": {},
 }
 """Modes of edgespec with a draft model."""
+COARSE = 64
+"""Weights that share a scale in our second bundle of 4 bits: ours are nearer to the float model than those of peers, and this spends it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +67,22 @@ def _edgespec(*, pair: bool) -> Callable[[Setting], Part]:
     def part(setting: Setting) -> Part:
         more = ("--draft", f"layers:{setting.draft_layers}") if pair else ()
         bundle = models.edgespec_bundle(setting.gguf, setting.folder, f"int{setting.bits}", setting.block, *more)
-        command = [sys.executable, str(HERE / "run_edgespec.py"), str(bundle), str(setting.threads)]
-        return Part([*command, json.dumps(WITH_DRAFT)] if pair else command, (bundle,), bundle_score(bundle))
+        return _running(bundle, setting, WITH_DRAFT if pair else ALONE)
 
     return part
+
+
+def _edgespec_coarse(setting: Setting) -> Part:
+    if setting.bits != 4:
+        raise Unavailable("at 4 bits only")
+    bundle = models.edgespec_bundle(setting.gguf, setting.folder, "int4", COARSE)
+    variant = f"blocks of {COARSE}"
+    return _running(bundle, setting, {f"{mode}, {variant}": options for mode, options in ALONE.items()}, variant)
+
+
+def _running(bundle: Path, setting: Setting, modes: Mapping[str, object], arithmetic: str = "default") -> Part:
+    command = [sys.executable, str(HERE / "run_edgespec.py"), str(bundle), str(setting.threads), json.dumps(modes)]
+    return Part(command, (bundle,), bundle_score(bundle), arithmetic)
 
 
 def _genai(*, pair: bool) -> Callable[[Setting], Part]:
@@ -137,7 +152,7 @@ def _optimum_onnx(*, pair: bool) -> Callable[[Setting], Part]:
 
 
 ENGINES: dict[str, dict[str, Callable[[Setting], Part]]] = {
-    "edgespec": {"alone": _edgespec(pair=False), "draft": _edgespec(pair=True)},
+    "edgespec": {"alone": _edgespec(pair=False), "coarse": _edgespec_coarse, "draft": _edgespec(pair=True)},
     "onnxruntime-genai": {"alone": _genai(pair=False), "draft": _genai(pair=True)},
     "llama.cpp": {mode: _llama_cpp(mode) for mode in ("plain", "n-gram", "draft")},
     "openvino-genai": {

@@ -54,13 +54,12 @@ class Measured:
         return {turn: self.lengths[turn[1]] / answer["prefill_s"] for turn, answer in self.answers[arm].items()}
 
     def base(self, arm: Arm) -> Arm:
-        """The plain decoding that an arm's text has to equal: its engine's, in the same arithmetic; of ours, exact plain decoding
-        but where near-ties may fall the other way."""
+        """The plain decoding that an arm's text has to equal: its engine's, with the same weights and arithmetic, which a mode's name
+        has behind a comma; of ours, exact plain decoding but where near-ties may fall the other way."""
         name, mode = arm
-        exact = (name, "plain exact")
-        if exact in self.answers and mode != "plain" and not mode.endswith(" fast"):
-            return exact
-        return name, "plain, f32" if mode.endswith(", f32") else "plain"
+        way, *variant = mode.split(", ")
+        exact, plain = ((name, ", ".join([of, *variant])) for of in ("plain exact", "plain"))
+        return exact if exact in self.answers and way != "plain" and not way.endswith(" fast") else plain
 
     def equal(self, arm: Arm) -> tuple[int, int] | None:
         """Questions whose text is that of plain decoding in every round, and of how many; None if that was not measured."""

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from edgespec_modes import ALONE
 from worker import Answer, serve
 
 start = time.perf_counter()
@@ -25,12 +26,5 @@ def generate(ids: list[int], new_tokens: int, **options: Any) -> Answer:
     return list(result.token_ids), stats["time_to_first_token_s"], stats["decode_s"], told
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {"drafter": "none", "exactness": "fast"},
-    "plain exact": {"drafter": "none"},
-    "n-gram": {"drafter": "ngram"},
-    "n-gram fast": {"drafter": "ngram", "exactness": "fast"},
-    "auto": {},
-}
-modes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else MODES
+modes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ALONE
 serve("edgespec", loaded, {name: lambda ids, new_tokens, o=options: generate(ids, new_tokens, **o) for name, options in modes.items()})
