@@ -69,6 +69,8 @@ class Quantisation:
     method: str
     bits: int
     block_size: int | None = None
+    symmetric: bool = False
+    """Without zero points."""
     tensors: dict[str, TensorForm] | None = None
 
 

@@ -29,6 +29,7 @@ class ExportConfig:
     ``context`` is the largest number of KV rows, by default the model's own limit but at most 4096. ``max_width`` is the
     largest number of new tokens in a verification pass. ``max_kl`` is the largest mean KL divergence from the original model,
     in nats, that is accepted; by default it depends on ``weights``.
+    ``symmetric`` weights of int4 or int8 have no zero points: passes are quicker, and the result is less like the original.
     ``method`` is how weights are quantised, by default what is best for ``weights``; ``calibration`` is a text file for GPTQ in place of
     the project's own text. ``target_size`` is the number of bytes that the target's quantised weights may take with weights "mixed".
     ``kv`` are the types of KV caches of target and draft models, a graph for each over the same weights; the first is used unless the
@@ -48,6 +49,7 @@ class ExportConfig:
     weights: str = "int8"
     draft_weights: str | None = None
     block_size: int = 32
+    symmetric: bool = False
     context: int | None = None
     max_width: int = 16
     force: bool = False
@@ -73,6 +75,8 @@ class ExportConfig:
                 raise UsageError(f"--{name.replace('_', '-')}: {value!r} is unknown; choose one of {', '.join(WEIGHT_TYPES)}")
         if self.block_size not in (16, 32, 64, 128, 256):
             raise UsageError(f"--block-size: {self.block_size} is not one of 16, 32, 64, 128, 256")
+        if self.symmetric and not {self.weights, self.draft_weights or self.weights} <= {"int4", "int8"}:
+            raise UsageError("--symmetric: is for weights of int4 or int8; give --weights and --draft-weights accordingly, or leave it out")
         if self.context is not None and self.context < 2:
             raise UsageError(f"--context: {self.context} is too small; give at least 2 tokens")
         if not 2 <= self.max_width <= 1024:

@@ -19,17 +19,24 @@ KEY = "edgespec.recipe"
 class Scheme:
     """Blockwise quantisation along the last axis: ``bits`` per weight, one scale and zero point per ``block`` weights.
 
-    ``signed`` numbers have their zero in the middle and are stored by columns ``[K, N]``, as DequantizeLinear takes them.
+    ``symmetric`` numbers have their zero in the middle, and no zero points are stored. ``signed`` ones have, too, and are stored by
+    columns ``[K, N]``, as DequantizeLinear takes them.
     """
 
     bits: int
     block: int
+    symmetric: bool = False
     signed: bool = False
 
     @property
     def as_signed(self) -> Scheme:
         """As many bits and blocks of signed numbers."""
-        return dataclasses.replace(self, signed=True)
+        return Scheme(self.bits, self.block, signed=True)
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether the zero is in the middle."""
+        return self.symmetric or self.signed
 
 
 WHOLE = Scheme(16, 0)  # one scale and zero point for the whole tensor

@@ -17,6 +17,7 @@ import torch
 
 from edgespec.export.checkpoint import Checkpoint
 from edgespec.export.quantise import Quantised, dequantise
+from edgespec.export.quantise.blockwise import middle_zeros
 from edgespec.export.recipe import Recipe
 
 
@@ -65,7 +66,10 @@ class StoredWeights:
         blocks = math.ceil(columns / scheme.block)
         data = self._part(recipe, "data", np.uint8, blocks * scheme.block * scheme.bits // 8, start, end)
         scales = self._part(recipe, "scales", np.float32, blocks, start, end)
-        zeros = self._part(recipe, "zero_points", np.uint8, math.ceil(blocks * scheme.bits / 8), start, end)
+        if scheme.symmetric:
+            zeros = middle_zeros(scheme, len(data), blocks)
+        else:
+            zeros = self._part(recipe, "zero_points", np.uint8, math.ceil(blocks * scheme.bits / 8), start, end)
         return dequantise(Quantised(scheme, columns, data.view(len(data), blocks, -1), scales, zeros)).view(-1, *row_shape)
 
     def _part(self, recipe: Recipe, part: str, dtype: type[np.generic], width: int, start: int, end: int) -> torch.Tensor:

@@ -121,4 +121,5 @@ def _make(recipe: Recipe, checkpoint: Checkpoint, ready: Ready | None, method: s
 def _parts(quantised: Quantised) -> dict[str, np.ndarray]:
     if quantised.scheme.signed:
         return signed_parts(quantised)
-    return {"data": quantised.data.numpy(), "scales": quantised.scales.numpy(), "zero_points": quantised.zero_points.numpy()}
+    parts = {"data": quantised.data.numpy(), "scales": quantised.scales.numpy()}
+    return parts if quantised.scheme.symmetric else {**parts, "zero_points": quantised.zero_points.numpy()}

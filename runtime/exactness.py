@@ -90,7 +90,7 @@ class WidthRule:
 
     def widest(self, room: int) -> int:
         """The widest allowed width that ``room`` rows are enough for, 0 if there is none."""
-        return max((width for width in self.widths if self.rows(width) <= room), default=0)
+        return next((width for width in reversed(self.widths) if self.rows(width) <= room), 0)
 
 
 def find_equal_widths(model: Model, vocabulary: int, lengths: Sequence[int] = (37, 300)) -> Exactness:

@@ -94,12 +94,13 @@ def test_a_process_that_ends_says_why(worker: Worker) -> None:
 def test_texts_are_compared_with_plain_decoding_of_the_same_exactness() -> None:
     measured = Measured([1], new_tokens=2, rounds=1)
     measured.answers = {
-        ("ours", mode): {} for mode in ("plain", "plain exact", "auto", "n-gram fast", "plain exact, blocks of 64", "auto, blocks of 64")
+        ("ours", mode): {}
+        for mode in ("plain", "plain exact", "auto", "n-gram fast", "plain exact, symmetric, blocks of 64", "auto, symmetric, blocks of 64")
     }
     measured.answers |= {("theirs", "draft"): {}, ("theirs", "draft, f32"): {}}
     bases = {arm: measured.base(arm)[1] for arm in measured.answers}
     assert bases["ours", "auto"] == "plain exact"
     assert bases["ours", "n-gram fast"] == bases["ours", "plain"] == "plain"
-    assert bases["ours", "auto, blocks of 64"] == "plain exact, blocks of 64"
+    assert bases["ours", "auto, symmetric, blocks of 64"] == "plain exact, symmetric, blocks of 64"
     assert bases["theirs", "draft"] == "plain"
     assert bases["theirs", "draft, f32"] == "plain, f32"

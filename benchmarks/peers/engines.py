@@ -21,8 +21,9 @@ WITH_DRAFT: dict[str, dict[str, object]] = {
     "auto with a draft": {},
 }
 """Modes of edgespec with a draft model."""
-COARSE = 64
-"""Weights that share a scale in our second bundle of 4 bits: ours are nearer to the float model than those of peers, and this spends it."""
+LIGHT_BLOCK = 64
+LIGHT = f"symmetric, blocks of {LIGHT_BLOCK}"
+"""Our second bundle of 4 bits has larger blocks and no zero points: still nearer to the float model than the peers' own 4 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +73,11 @@ def _edgespec(*, pair: bool) -> Callable[[Setting], Part]:
     return part
 
 
-def _edgespec_coarse(setting: Setting) -> Part:
+def _edgespec_light(setting: Setting) -> Part:
     if setting.bits != 4:
         raise Unavailable("at 4 bits only")
-    bundle = models.edgespec_bundle(setting.gguf, setting.folder, "int4", COARSE)
-    variant = f"blocks of {COARSE}"
-    return _running(bundle, setting, {f"{mode}, {variant}": options for mode, options in ALONE.items()}, variant)
+    bundle = models.edgespec_bundle(setting.gguf, setting.folder, "int4", LIGHT_BLOCK, "--symmetric")
+    return _running(bundle, setting, {f"{mode}, {LIGHT}": options for mode, options in ALONE.items()}, LIGHT)
 
 
 def _running(bundle: Path, setting: Setting, modes: Mapping[str, object], arithmetic: str = "default") -> Part:
@@ -152,7 +152,7 @@ def _optimum_onnx(*, pair: bool) -> Callable[[Setting], Part]:
 
 
 ENGINES: dict[str, dict[str, Callable[[Setting], Part]]] = {
-    "edgespec": {"alone": _edgespec(pair=False), "coarse": _edgespec_coarse, "draft": _edgespec(pair=True)},
+    "edgespec": {"alone": _edgespec(pair=False), "light": _edgespec_light, "draft": _edgespec(pair=True)},
     "onnxruntime-genai": {"alone": _genai(pair=False), "draft": _genai(pair=True)},
     "llama.cpp": {mode: _llama_cpp(mode) for mode in ("plain", "n-gram", "draft")},
     "openvino-genai": {

@@ -40,6 +40,7 @@ def kv_types(_context: click.Context, _param: click.Parameter, value: str) -> tu
 @click.option("--weights", type=WEIGHTS, default="int8", show_default=True, help="How the target's weights are stored.")
 @click.option("--draft-weights", type=WEIGHTS, help="How the draft's weights are stored; as the target's unless given.")
 @click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale, at most with --weights mixed.")
+@click.option("--symmetric", is_flag=True, help="Weights of int4 or int8 without zero points: quicker passes, farther from the original.")
 @click.option("--method", type=METHODS, help="How weights are rounded; gptq for 4 bits and search for 8 unless given.")
 @click.option("--calibration", type=click.Path(path_type=Path), help="Text file for gptq; the project's own text unless given.")
 @click.option("--target-size", type=int, help="With --weights mixed: bytes that the target's weights may take.")

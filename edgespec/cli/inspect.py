@@ -97,6 +97,7 @@ def quantisation_text(quantisation: Quantisation) -> str:
     if quantisation.method == "none":
         return "float"
     block = f", blocks of {quantisation.block_size}" if quantisation.block_size else ""
+    block += ", symmetric" if quantisation.symmetric else ""
     others = f", {len(quantisation.tensors)} tensors otherwise" if quantisation.tensors else ""
     return f"{quantisation.bits} bits{block} ({quantisation.method}){others}"
 

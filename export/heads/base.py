@@ -15,10 +15,10 @@ from edgespec.export.checkpoint import Checkpoint, Origin
 from edgespec.export.config import ExportConfig
 from edgespec.export.heads.files import Tensors
 from edgespec.export.heads.proof import Sample
-from edgespec.export.quantise.choice import BITS
+from edgespec.export.quantise.choice import BITS, quantisation_of
 from edgespec.export.recipe import Plan, Recipe, Scheme
 from edgespec.export.weights import WeightFile
-from edgespec.manifest import ModelSpec, Quantisation, Source
+from edgespec.manifest import ModelSpec, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Head(abc.ABC):
             graph=f"{self.kind}.onnx",
             capacity=place.target.capacity,
             max_width=place.target.max_width,
-            quantisation=Quantisation(head_method(place.config), scheme.bits, scheme.block) if scheme else Quantisation("none", 32),
+            quantisation=quantisation_of(scheme, head_method(place.config)),
             source=Source(origin.name, origin.revision, origin.licence),
             reads=self.taps,
             features=sum(widths[tap] for tap in self.taps),
@@ -154,7 +154,7 @@ class HeadCheckpoint(Checkpoint):
 def head_scheme(config: ExportConfig) -> Scheme | None:
     """How a head's own matrices are quantised: as a draft's, in 8 bits where that is not one width for all."""
     kind = config.draft_weights or config.weights
-    return None if kind == "fp32" else Scheme(BITS.get(kind, 8), config.block_size)
+    return None if kind == "fp32" else Scheme(BITS.get(kind, 8), config.block_size, config.symmetric)
 
 
 def head_method(config: ExportConfig) -> str:

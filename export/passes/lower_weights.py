@@ -61,9 +61,9 @@ class LowerWeights(GraphPass):
             graph.insert_before(node, values)
             return ir.node("MatMul", [x, values.outputs[0]])
         rows, columns = fixed_shape(matrix)
-        data, scales, zeros = quantised_parts(graph, matrix, scheme)
+        parts = quantised_parts(graph, matrix, scheme)
         attributes = {"K": columns, "N": rows, "bits": scheme.bits, "block_size": scheme.block, "accuracy_level": ACCURACY_LEVEL}
-        return ir.node("MatMulNBits", [x, data, scales, zeros], attributes, domain=MICROSOFT, version=1)
+        return ir.node("MatMulNBits", [x, *parts], attributes, domain=MICROSOFT, version=1)
 
     def _lookup(self, graph: ir.Graph, node: ir.Node) -> None:
         ids, table = node.inputs
@@ -74,14 +74,14 @@ class LowerWeights(GraphPass):
             replace(graph, node, ir.node("Gather", [table, ids], {"axis": 0}))
             return
         rows, columns = fixed_shape(table)
-        _, scales, zeros = quantised_parts(graph, table, scheme)
+        _, *scales_and_zeros = quantised_parts(graph, table, scheme)
         blocks = math.ceil(columns / scheme.block)
         # The bytes of the head's data with the two last axes taken as one: a second initializer at the same offset.
         width = blocks * scheme.block * scheme.bits // 8
         name = f"{table.name}.rows{scheme.bits}"
         data = weight(graph, name, ir.DataType.UINT8, (rows, width), recipe.quantised(scheme, "data"))
         attributes = {"bits": scheme.bits, "block_size": scheme.block, "gather_axis": 0, "quantize_axis": 1}
-        lookup = ir.node("GatherBlockQuantized", [data, ids, scales, zeros], attributes, domain=MICROSOFT, version=1)
+        lookup = ir.node("GatherBlockQuantized", [data, ids, *scales_and_zeros], attributes, domain=MICROSOFT, version=1)
         if blocks * scheme.block == columns:
             replace(graph, node, lookup)
             return
@@ -106,8 +106,9 @@ def _dequantised(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> ir.Node:
     return ir.node("DequantizeLinear", [data, scales], {"axis": 0, "block_size": scheme.block}, version=23)
 
 
-def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The initializers data ``[N, blocks, block * bits / 8]``, scales ``[N, blocks]`` and zero points ``[N, ceil(blocks * bits / 8)]``."""
+def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> list[ir.Value]:
+    """The initializers data ``[N, blocks, block * bits / 8]``, scales ``[N, blocks]`` and, unless symmetric, zero points
+    ``[N, ceil(blocks * bits / 8)]``."""
     recipe = get_recipe(matrix)
     assert recipe is not None
     rows, columns = fixed_shape(matrix)
@@ -115,10 +116,10 @@ def quantised_parts(graph: ir.Graph, matrix: ir.Value, scheme: Scheme) -> tuple[
     parts = {
         "data": (ir.DataType.UINT8, (rows, blocks, scheme.block * scheme.bits // 8)),
         "scales": (ir.DataType.FLOAT, (rows, blocks)),
-        "zero_points": (ir.DataType.UINT8, (rows, math.ceil(blocks * scheme.bits / 8))),
     }
-    data, scales, zeros = (
+    if not scheme.symmetric:
+        parts["zero_points"] = (ir.DataType.UINT8, (rows, math.ceil(blocks * scheme.bits / 8)))
+    return [
         weight(graph, f"{matrix.name}.{part}{scheme.bits}", dtype, shape, recipe.quantised(scheme, part))
         for part, (dtype, shape) in parts.items()
-    )
-    return data, scales, zeros
+    ]

@@ -1,4 +1,4 @@
-"""Asymmetric block quantisation with searched scales and zero points.
+"""Block quantisation with searched scales and, unless their zero is in the middle, zero points.
 
 A block of weights w becomes integers q in 0..2^bits-1 with w ≈ scale * (q - zero), zero an integer of the same range
 (float zero points have no fast kernel). Plain rounding ("rtn") takes the block's full range. "search" also tries smaller and
@@ -82,12 +82,17 @@ def unpack(data: torch.Tensor, bits: int) -> torch.Tensor:
     return data if bits == 8 else torch.stack([data & 0xF, data >> 4], -1).flatten(-2)
 
 
+def middle_zeros(scheme: Scheme, rows: int, blocks: int) -> torch.Tensor:
+    """Zero points of ``rows`` rows that are not stored, packed as in :class:`Quantised`."""
+    return pack(torch.full((rows, blocks), 2 ** (scheme.bits - 1), dtype=torch.uint8), scheme.bits)
+
+
 def full_range(w: torch.Tensor, scheme: Scheme, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale that covers all of each block and 0, and the middle of what it covers: 0 for signed numbers, whose zero point is then
+    """The scale that covers all of each block and 0, and the middle of what it covers: 0 for centred numbers, whose zero point is then
     half of the levels, rounded up."""
     levels = 2**scheme.bits - 1
     low, high = w.amin(axis, keepdim=True).clamp_(max=0), w.amax(axis, keepdim=True).clamp_(min=0)
-    if scheme.signed:
+    if scheme.is_centred:
         span, levels, middle = torch.maximum(high, -low), levels // 2, torch.zeros_like(high)
     else:
         span, middle = high - low, (low + high) / 2
@@ -97,7 +102,7 @@ def full_range(w: torch.Tensor, scheme: Scheme, axis: int) -> tuple[torch.Tensor
 def _rows(weight: torch.Tensor, scheme: Scheme, method: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, columns = weight.shape
     blocks = math.ceil(columns / scheme.block)
-    neighbours = () if scheme.signed else NEIGHBOURS[scheme.bits]
+    neighbours = () if scheme.is_centred else NEIGHBOURS[scheme.bits]
     padded = torch.nn.functional.pad(weight, (0, blocks * scheme.block - columns))
     w = padded.view(rows, blocks, scheme.block)
     levels = 2**scheme.bits - 1

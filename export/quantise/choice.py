@@ -52,8 +52,13 @@ class Choice:
     def quantisation(self) -> Quantisation:
         """For the manifest."""
         tensors = {name: _form(scheme) for name, scheme in self.plan.exceptions}
-        form = _form(self.plan.default)
-        return Quantisation(self.method if self.plan.default or tensors else "none", form.bits, form.block_size, tensors or None)
+        found = quantisation_of(self.plan.default, self.method)
+        return dataclasses.replace(found, method=self.method, tensors=tensors) if tensors else found
+
+
+def quantisation_of(scheme: Scheme | None, method: str) -> Quantisation:
+    """For the manifest, where all weights have one scheme."""
+    return Quantisation(method, scheme.bits, scheme.block, scheme.symmetric) if scheme else Quantisation("none", 32)
 
 
 def _form(scheme: Scheme | None) -> TensorForm:
@@ -74,7 +79,7 @@ def choose(kind: str, config: ExportConfig, checkpoint: Checkpoint, matrices: Se
     method = config.method_for(kind)
     if kind == "keep":
         return Choice(kept(checkpoint, matrices), "keep", checkpoint)
-    plan = Plan(Scheme(BITS[kind], config.block_size) if kind in BITS else None)
+    plan = Plan(Scheme(BITS[kind], config.block_size, config.symmetric) if kind in BITS else None)
     if kind != "mixed" and (plan.default is None or method != "gptq"):
         return Choice(plan, method, checkpoint)
     ids = calibration_ids(config, tokenizer)

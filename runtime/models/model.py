@@ -72,6 +72,7 @@ class Model(Rows):
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
         self._no_bias = zeroed(max(self.max_pass, 2) * capacity * 4).view(np.float32)
+        self._no_bias_address = self._no_bias.ctypes.data
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
@@ -127,7 +128,8 @@ class Model(Rows):
         total = start + attended
         self.check_room(width, attended)
         self._tokens[:count] = tokens
-        self._tokens[count:width] = tokens[-1]
+        if width > count:
+            self._tokens[count:width] = tokens[-1]
         np.add(self._offsets[:attended], start, out=self._positions[:attended])
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
@@ -138,7 +140,7 @@ class Model(Rows):
         binding = self._binding(width, attended, len(rows))
         for window in self._windows:
             bias = self._bias(window, attended, total, hidden)
-            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias.ctypes.data)
+            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias)
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
@@ -172,15 +174,15 @@ class Model(Rows):
             rows = width if columns == features.shape[1] else 0
             binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
 
-    def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
-        """The bias [S, T] for layers with this window."""
+    def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> int:
+        """Where the bias [S, T] for layers with this window lies."""
         if hidden is None and (window is None or total <= window):
-            return self._no_bias
+            return self._no_bias_address
         if self._biases[window].size < width * total:
             self._biases[window] = np.empty(width * self.capacity, np.float32)
         bias = self._biases[window][: width * total].reshape(width, total)
         fill_bias(bias, self._positions[:width], hidden, window)
-        return bias
+        return bias.ctypes.data
 
     def _binding(self, width: int, attended: int, rows: int) -> Any:
         if rows > len(self._logits):

@@ -186,6 +186,8 @@ def test_options_out_of_range(llama: Path, tmp_path: Path) -> None:
         ({"draft": ("layers:1", "layers:1")}, UsageError, "layers:1 is given twice"),
         ({"weights": "int3"}, UsageError, "int3"),
         ({"block_size": 24}, UsageError, "24"),
+        ({"weights": "mixed", "symmetric": True}, UsageError, "--symmetric"),
+        ({"weights": "int4", "draft_weights": "fp32", "symmetric": True}, UsageError, "--symmetric"),
         ({"max_width": 1}, UsageError, "max-width"),
         ({"max_kl": float("nan")}, UsageError, "max-kl"),
         ({"draft": str(tmp_path / "nowhere")}, CheckpointError, "nowhere"),

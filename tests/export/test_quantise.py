@@ -19,7 +19,7 @@ from edgespec.export.quantise.gptq import inverse_factor
 from edgespec.export.recipe import Plan, Recipe, Scheme, get_recipe, weight
 from edgespec.export.trace import dialect
 
-SCHEMES = [Scheme(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
+SCHEMES = [Scheme(bits, block, symmetric) for symmetric in (False, True) for bits in (4, 8) for block in (16, 32, 128)]
 
 
 def matrix(rows: int = 48, columns: int = 288) -> torch.Tensor:
@@ -70,7 +70,7 @@ def correlated_inputs(columns: int, samples: int = 2000) -> torch.Tensor:
     return torch.randn(samples, columns, generator=generator) @ mixing
 
 
-@pytest.mark.parametrize("scheme", [Scheme(4, 32), Scheme(4, 128), Scheme(4, 32, signed=True)])
+@pytest.mark.parametrize("scheme", [Scheme(4, 32), Scheme(4, 128), Scheme(4, 32, symmetric=True), Scheme(4, 32, signed=True)])
 def test_gptq_halves_the_output_error_of_the_search(scheme: Scheme) -> None:
     w = matrix()
     x = correlated_inputs(w.shape[1])
