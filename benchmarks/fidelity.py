@@ -19,7 +19,10 @@ from edgespec.cache import cache_folder
 
 BUNDLES: dict[str, tuple[str, ...]] = {
     "edgespec int4, blocks of 32": ("int4", "32"),
+    "edgespec int4, blocks of 64": ("int4", "64"),
     "edgespec int4, blocks of 128": ("int4", "128"),
+    "edgespec int4, symmetric, blocks of 32": ("int4", "32", "--symmetric"),
+    "edgespec int4, symmetric, blocks of 64": ("int4", "64", "--symmetric"),
     "edgespec mixed, blocks of at most 128": ("mixed", "128"),
     "edgespec mixed, KL of at most 0.1": ("mixed", "128", "--max-kl", "0.1"),
     "edgespec mixed, 103 MB": ("mixed", "128", "--target-size", "103000000"),  # as many as llama.cpp's Q4_K_M of SmolLM2-135M

@@ -27,7 +27,7 @@ def drafts(ids, new_tokens):
     return [*range(new_tokens - 1), 99 if len(ids) > 3 else new_tokens - 1], 0.5, 0.125
 
 def broken(ids, new_tokens):
-    raise ValueError("one line\\nno such draft")
+    raise ValueError("no such draft\\nfrom overloads: ...")
 
 def dies(ids, new_tokens):
     sys.exit("out of memory")
@@ -50,7 +50,7 @@ def test_a_mode_that_fails_is_listed_and_the_others_go_on(worker: Worker) -> Non
     measured = Measured([len(ids) for ids in PROMPTS], new_tokens=5, rounds=2, kl={("engine", "default"): 0.125})
     arms = [("engine", mode) for mode in ("plain", "drafts", "broken")]
     measure(measured, dict.fromkeys(arms, worker), PROMPTS, lambda: None)
-    assert measured.failed == {("engine", "broken"): "no such draft"}
+    assert measured.failed == {("engine", "broken"): "ValueError: no such draft"}
     assert measured.turns == 6
     assert measured.equal(("engine", "drafts")) == (2, 3)
     assert measured.as_dict()["complete"]
@@ -63,7 +63,7 @@ def test_a_mode_that_fails_is_listed_and_the_others_go_on(worker: Worker) -> Non
     assert cells[8:] == ["2", "0.1250", ""]
     assert "| 32.0 | 2.00 |" in drafts
     assert drafts.endswith("| 2 of 3 |")
-    assert failed == "Could not be run: engine, broken: no such draft"
+    assert failed == "Could not be run: engine, broken: ValueError: no such draft"
 
 
 def test_an_interruption_keeps_the_questions_that_are_complete(worker: Worker, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _edgespec(*, pair: bool) -> Callable[[Setting], Part]:
 
 def _edgespec_light(setting: Setting) -> Part:
     if setting.bits != 4:
-        raise Unavailable("at 4 bits only")
+        raise Unavailable("it is a form of 4 bits")
     bundle = models.edgespec_bundle(setting.gguf, setting.folder, "int4", LIGHT_BLOCK, "--symmetric")
     return _running(bundle, setting, {f"{mode}, {LIGHT}": options for mode, options in ALONE.items()}, LIGHT)
 

@@ -48,6 +48,14 @@ def quiet(*command: str) -> None:
         raise Unavailable(f"{' '.join(command[:6])} ... failed: {last_line(done.stderr.strip() or done.stdout)}")
 
 
+LONGEST = 300  # characters of an error
+
+
 def last_line(text: str) -> str:
-    """Where programs say what was wrong, at most 300 characters."""
-    return "".join(text.strip().splitlines()[-1:])[:300]
+    """Where programs say what was wrong."""
+    return "".join(text.strip().splitlines()[-1:])[:LONGEST]
+
+
+def first_line(text: str) -> str:
+    """Where exceptions say it."""
+    return "".join(text.strip().splitlines()[:1])[:LONGEST]

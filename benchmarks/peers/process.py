@@ -9,14 +9,15 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.environments import Unavailable, last_line
+from benchmarks.peers.environments import Unavailable, first_line, last_line
 
 
 class Worker:
     """An engine in a process of its own, which Ctrl-C in the terminal does not reach.
 
     Raises:
-        Unavailable: it ends, or says that it cannot do what it is asked; with the last line that it wrote.
+        Unavailable: it ends, or says that it cannot do what it is asked; with the first line of its error, or the last one
+            that it wrote.
     """
 
     def __init__(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
@@ -61,7 +62,7 @@ class Worker:
             raise self._ended()
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise Unavailable(last_line(answer["error"]))
+            raise Unavailable(first_line(answer["error"]))
         return answer
 
     def _ended(self) -> Unavailable:
