@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Files of tests take turns in so many processes, each with its own fixtures; each takes about 1 GB of memory.
+TEST_PROCESSES ?= 2
 
 .PHONY: quickstart test lint format clean
 
@@ -13,7 +15,7 @@ quickstart: $(STAMP)
 	$(BIN)/edgespec quickstart
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
