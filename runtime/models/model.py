@@ -139,8 +139,8 @@ class Model(Rows):
             self._positions[:width] = hidden.positions[start - hidden.trunk :]
         binding = self._binding(width, attended, len(rows))
         for window in self._windows:
-            bias = self._bias(window, attended, total, hidden)
-            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias)
+            where = self._bias(window, attended, total, hidden)
+            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], where)
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
