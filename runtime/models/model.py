@@ -72,7 +72,6 @@ class Model(Rows):
         self._logits = np.zeros((0, spec.vocab_size), np.float32)
         # A chain needs no mask beyond the causal one. These zeros are never written, so they share one page of memory.
         self._no_bias = zeroed(max(self.max_pass, 2) * capacity * 4).view(np.float32)
-        self._no_bias_address = self._no_bias.ctypes.data
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
@@ -128,8 +127,7 @@ class Model(Rows):
         total = start + attended
         self.check_room(width, attended)
         self._tokens[:count] = tokens
-        if width > count:
-            self._tokens[count:width] = tokens[-1]
+        self._tokens[count:width] = tokens[-1]
         np.add(self._offsets[:attended], start, out=self._positions[:attended])
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
@@ -139,8 +137,8 @@ class Model(Rows):
             self._positions[:width] = hidden.positions[start - hidden.trunk :]
         binding = self._binding(width, attended, len(rows))
         for window in self._windows:
-            where = self._bias(window, attended, total, hidden)
-            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], where)
+            bias = self._bias(window, attended, total, hidden)
+            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias.ctypes.data)
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
@@ -174,15 +172,15 @@ class Model(Rows):
             rows = width if columns == features.shape[1] else 0
             binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
 
-    def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> int:
-        """Where the bias [S, T] for layers with this window lies."""
+    def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
+        """The bias [S, T] for layers with this window."""
         if hidden is None and (window is None or total <= window):
-            return self._no_bias_address
+            return self._no_bias
         if self._biases[window].size < width * total:
             self._biases[window] = np.empty(width * self.capacity, np.float32)
         bias = self._biases[window][: width * total].reshape(width, total)
         fill_bias(bias, self._positions[:width], hidden, window)
-        return bias.ctypes.data
+        return bias
 
     def _binding(self, width: int, attended: int, rows: int) -> Any:
         if rows > len(self._logits):
