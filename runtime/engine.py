@@ -36,6 +36,7 @@ from edgespec.runtime.drafting import Drafting
 from edgespec.runtime.endless import Rolling
 from edgespec.runtime.exactness import SPAN, Exactness, WidthRule, find_equal_widths
 from edgespec.runtime.loop import Target, generate_blocks, most_tokens
+from edgespec.runtime.memory import container
 from edgespec.runtime.memory.ahead import what_is_wanted
 from edgespec.runtime.memory.degrade import fit, fit_with_packs
 from edgespec.runtime.memory.measure import return_freed_memory
@@ -171,14 +172,15 @@ class Engine:
         """The bundle's, with the graphs that are used and their limits."""
         self.placements = placements
         self.threads = placements.of_model("target").threads
-        spec = self.manifest.target
-        self.tokenizer = Tokenizer(path, self.manifest.tokenizer, spec.vocab_size)
-        self.chat_template = ChatTemplate(path, self.manifest.tokenizer) if self.manifest.tokenizer.chat_template else None
-        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
+        limited = budget is not None or container.room() is not None
+        if limited:  # what is left for the models is measured, and the tokenizer takes its part
+            self._read_texts()
         allowed = kv_choice(kv, self.manifest, import_onnxruntime().__version__)
         usual = placements.are_usual(self.manifest.models)
         asked = what_is_wanted(path, self.manifest if usual else without_fused(self.manifest), budget, allowed, context, draft_window)
         self.manifest, self._footprint = asked.manifest, asked.footprint
+        if not limited:
+            self._footprint = self._footprint.with_tokenizer()
         wanted, budget = asked.settings, asked.budget
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)
         self.settings = self._planned.settings if self._planned else wanted
@@ -187,6 +189,11 @@ class Engine:
         dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
         own_blocks = KEPT_BLOCKS if budget is None else OWN_BLOCKS
         self._models = Models(path, self.manifest, self.settings, placements, dropped=dropped, packs=packs, own_blocks=own_blocks)
+        if not limited:
+            with self._models.loading("target"):
+                self._read_texts()
+                return_freed_memory()  # which reading a tokenizer leaves, before packing takes the most
+        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         models = [self.manifest.models[name] for name in ("target", *self.settings.drafts)]
         caches = sum(cache_bytes(spec, self.capacity, hold_for(spec)) for spec in models)
@@ -207,6 +214,12 @@ class Engine:
             self._load_at_once()
         self._model("target")
         log.info("%s: %d tokens of context, %d threads, drafters %s", path, self.capacity, self.threads, ", ".join(self.drafters))
+
+    def _read_texts(self) -> None:
+        """Read the tokenizer and the chat template."""
+        spec = self.manifest.tokenizer
+        self.tokenizer = Tokenizer(self.path, spec, self.manifest.target.vocab_size)
+        self.chat_template = ChatTemplate(self.path, spec) if spec.chat_template else None
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 import edgespec
+from benchmarks.figures import median
 from benchmarks.peers import models
 from benchmarks.peers.engines import ENGINES, Part, Setting
 from benchmarks.peers.environments import Unavailable
@@ -23,6 +25,7 @@ from edgespec.cli.output import progress
 from edgespec.runtime.cores import default_threads
 from edgespec.runtime.tuning.machine import machine_name
 
+LOADS = 3
 REFERENCE = ("onnxruntime-genai", "plain")
 
 
@@ -107,17 +110,28 @@ def divergences(gguf: Path, parts: Mapping[Arm, Part], failed: dict[Arm, str]) -
 
 
 def start(parts: Mapping[Arm, Part], failed: dict[Arm, str]) -> tuple[dict[Arm, Worker], dict[Arm, Part]]:
-    """The worker and the part of every mode."""
+    """The worker and the part of every mode. Each process is started ``LOADS`` times, in turns, and its ``load_s`` is the median."""
+    # Packages are installed as compiled files, so ours may be kept as such as well.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     workers: dict[Arm, Worker] = {}
     part_of: dict[Arm, Part] = {}
-    for (name, label), part in parts.items():
-        try:
-            worker = Worker(part.command)
-        except (Unavailable, OSError) as error:
-            failed[name, label] = str(error)
-            continue
-        for mode in worker.modes:
-            workers[name, mode], part_of[name, mode] = worker, part
+    loads: dict[Arm, list[float]] = {arm: [] for arm in parts}
+    for number in range(LOADS):
+        for (name, label), part in parts.items():
+            if (name, label) in failed:
+                continue
+            try:
+                worker = Worker(part.command, environment)
+            except (Unavailable, OSError) as error:
+                failed[name, label] = str(error)
+                continue
+            loads[name, label].append(worker.load_s)
+            if number < LOADS - 1:
+                worker.close()
+                continue
+            worker.load_s = median(loads[name, label])
+            for mode in worker.modes:
+                workers[name, mode], part_of[name, mode] = worker, part
     if not workers:
         raise click.ClickException(
             "no engine could be started: " + "; ".join(f"{', '.join(arm)}: {error}" for arm, error in failed.items())

@@ -21,6 +21,7 @@ for name in settings["model"].keys() & {"decoder", "draft"}:
     settings["model"][name]["session_options"]["intra_op_num_threads"] = int(sys.argv[2])
 config.write_text(json.dumps(settings, indent=4))
 model = og.Model(sys.argv[1])
+og.Tokenizer(model)  # llama.cpp, openvino-genai and we load it with the model
 loaded = time.perf_counter() - start
 
 

@@ -21,5 +21,6 @@ def load(checkpoint: str) -> Any:
 
 
 models = [load(checkpoint) for checkpoint in (sys.argv[1], *sys.argv[3:])]
+transformers.AutoTokenizer.from_pretrained(sys.argv[1])
 loaded = time.perf_counter() - start
 serve(f"transformers {transformers.__version__}, torch {torch.__version__}, float32", loaded, modes_of(*models))

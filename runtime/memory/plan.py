@@ -44,6 +44,7 @@ ACTIVATIONS = 5  # numbers in use for a token over what its widest matrix produc
 TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a text; many repeat, and Linux maps 64 KiB around a row
 FRESH = 0.55  # between a file of packs that was read again and one that was just written
 PACKS_RESERVE = 6 * 10**6  # pages that Linux maps around those of packs
+TOKEN = 290  # of each token of the tokenizer, with the merge that makes it
 INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
 SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
 TEST_COPIES = 2  # of a pass's logits during the self-test
@@ -130,9 +131,15 @@ class Footprint:
         other._packs = True
         return other
 
+    def with_tokenizer(self) -> Footprint:
+        """The same with the bundle's tokenizer, where this process does not hold it yet."""
+        other = copy.copy(self)
+        other._held = dataclasses.replace(self._held, private=self._held.private + TOKEN * self._manifest.tokenizer.vocab_size)
+        return other
+
     @property
     def weights(self) -> dict[str, GraphWeights]:
-        """Read once, for this and :meth:`with_packs`, when first needed: without a budget nothing depends on them."""
+        """Read once, for this and what is made of it, when first needed: without a budget nothing depends on them."""
         if not self._weights:
             drafts = {name: self._manifest.models[name].graph for name in self.widest().drafts}
             graphs = {"target": target_graph(self._manifest), **drafts}

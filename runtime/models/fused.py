@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from edgespec.manifest import Manifest, ModelSpec
 from edgespec.runtime.models.kv import KV_TYPES
-from edgespec.runtime.models.model import Model, Values, contract
+from edgespec.runtime.models.model import Bound, Model, Values, contract
 from edgespec.runtime.models.rows import Floats, cache_name
 
 NEXT = "next_ids"
@@ -195,17 +195,18 @@ class FusedModel(Model):
         return inputs, outputs
 
     def _drop_bindings(self, variant: int) -> None:
-        self._bindings = {key: binding for key, binding in self._bindings.items() if key[-1] != variant}
+        self._bindings = {key: bound for key, bound in self._bindings.items() if key[-1] != variant}
 
-    def _binding(self, width: int, attended: int, rows: int) -> Any:
+    def _binding(self, width: int, attended: int, rows: int) -> Bound:
         steps = self._steps if self._variant == WITH_HEAD else None
         if steps is not None and rows > len(steps.logits):
             steps.logits = np.zeros((rows, self.head.vocab_size), np.float32)
             self._drop_bindings(WITH_HEAD)
-        binding = super()._binding(width, attended, rows)
+        bound = super()._binding(width, attended, rows)
         if steps is not None:
-            self._bind_head(binding, "hidden_states", steps.head._features[0, 0, self.length :], [1, width, steps.head.spec.hidden_states])
-        return binding
+            rows_of_head = steps.head._features[0, 0, self.length :]
+            self._bind_head(bound.binding, "hidden_states", rows_of_head, [1, width, steps.head.spec.hidden_states])
+        return bound
 
     def _bind(self, width: int, attended: int, rows: int) -> Any:
         binding = super()._bind(width, attended, rows)

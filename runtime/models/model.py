@@ -11,12 +11,13 @@ R rows that get logits, C rows of capacity, T rows after the pass, V vocabulary,
 A draft head's graph takes a feature with each new token: the target's hidden states, or the head's own from an earlier pass
 where there are none of the target yet. Where the two differ in width they are two inputs, one of them empty.
 
-ONNX Runtime is given raw pointers into numpy memory, once for each S, P and R. A pass then changes a few numbers in place
-and binds the attention bias anew, whose shape changes with T: about 60 us beside the pass itself.
+ONNX Runtime is given raw pointers into numpy memory, once for each S, P and R. A pass then changes a few numbers in place. The
+attention bias, whose shape changes with T, is bound anew for a tree, and for a chain once in ``SPAN`` tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +32,18 @@ from edgespec.runtime.models.kv import KV_TYPES
 from edgespec.runtime.models.rows import Floats, Hidden, Rows, bias_name, cache_name, fill_bias, zeroed
 from edgespec.runtime.providers.session import Choice, failure, in_main_memory, make_session
 
+SPAN = 64  # rows of attention that one binding of a chain's bias is for
 PREFILL_WIDTH = 128  # most new tokens in one pass; wider passes need more workspace and are no faster
 Values = dict[str, tuple[str, list[int | None]]]
 """Inputs or outputs of a graph: ONNX Runtime's name of the type, and the shape with None for what may change."""
+
+
+@dataclasses.dataclass
+class Bound:
+    """Inputs and outputs of passes of one size. ``span`` is how many rows the attention bias is for, 0 if it has to be bound again."""
+
+    binding: Any
+    span: int = 0
 
 
 class Model(Rows):
@@ -75,11 +85,10 @@ class Model(Rows):
         # One bias for layers that see everything (window None), and one for each window that layers have.
         self._windows = {layer.window for layer in spec.layers} | {None}
         self._biases = {window: np.zeros(0, np.float32) for window in self._windows}
-        self._bindings: dict[tuple[int, int, int, int], Any] = {}
+        self._bindings: dict[tuple[int, int, int, int], Bound] = {}
         self._variant = 0
         """Which of several sets of inputs and outputs the next pass has, of a graph that has several."""
         self._binds_once = in_main_memory(providers)
-        self._offsets = np.arange(max(self.max_pass, 2), dtype=np.int64)
 
     @property
     def can_pad(self) -> bool:
@@ -126,19 +135,16 @@ class Model(Rows):
         attended = 2 if width == 1 and parents is None and not self.attends_alone else width
         total = start + attended
         self.check_room(width, attended)
-        self._tokens[:count] = tokens
-        self._tokens[count:width] = tokens[-1]
-        np.add(self._offsets[:attended], start, out=self._positions[:attended])
+        self._tokens[:width] = (*tokens, *[tokens[-1]] * (width - count))
+        self._positions[:attended] = range(start, total)
         self._rows[: len(rows)] = rows
         self._seqlens[0] = total - 1
-        self._total[0] = total
         hidden = None if parents is None else self.tree(parents, width, trunk)
         if hidden is not None:
             self._positions[:width] = hidden.positions[start - hidden.trunk :]
-        binding = self._binding(width, attended, len(rows))
-        for window in self._windows:
-            bias = self._bias(window, attended, total, hidden)
-            binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, total], bias.ctypes.data)
+        bound = self._binding(width, attended, len(rows))
+        binding = bound.binding
+        self._bind_bias(bound, attended, total, hidden)
         if self.spec.hidden_states:
             where = self._features[0, 0, start:].ctypes.data
             binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
@@ -172,6 +178,22 @@ class Model(Rows):
             rows = width if columns == features.shape[1] else 0
             binding.bind_input(name, "cpu", 0, np.float32, [1, rows, columns], self._given.ctypes.data)
 
+    def _bind_bias(self, bound: Bound, attended: int, total: int, hidden: Hidden | None) -> None:
+        """Bind what hides rows, and say how many there are.
+
+        Where nothing is hidden both are for some passes more: binding is what costs most around a pass, behind which little of it is
+        left in the processor's caches, and attention goes by ``seqlens_k``.
+        """
+        sees_all = hidden is None and all(window is None or total <= window for window in self._windows)
+        span = min(-(-total // SPAN) * SPAN, self.capacity) if sees_all else total
+        self._total[0] = span
+        if sees_all and span == bound.span:
+            return
+        for window in self._windows:
+            bias = self._bias(window, attended, total, hidden)
+            bound.binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, span], bias.ctypes.data)
+        bound.span = span if sees_all else 0
+
     def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
         """The bias [S, T] for layers with this window."""
         if hidden is None and (window is None or total <= window):
@@ -182,18 +204,18 @@ class Model(Rows):
         fill_bias(bias, self._positions[:width], hidden, window)
         return bias
 
-    def _binding(self, width: int, attended: int, rows: int) -> Any:
+    def _binding(self, width: int, attended: int, rows: int) -> Bound:
         if rows > len(self._logits):
             # A larger output moves, so every binding that points at the old one goes.
             self._logits = np.zeros((rows, self.spec.vocab_size), np.float32)
             self._bindings.clear()
         if not self._binds_once:
-            return self._bind(width, attended, rows)
+            return Bound(self._bind(width, attended, rows))
         key = width, attended, rows, self._variant
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._bindings[key] = self._bind(width, attended, rows)
-        return binding
+        bound = self._bindings.get(key)
+        if bound is None:
+            bound = self._bindings[key] = Bound(self._bind(width, attended, rows))
+        return bound
 
     def _bind(self, width: int, attended: int, rows: int) -> Any:
         binding = self._session.io_binding()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from edgespec.errors import NO_MEMORY, BundleError, CapacityError, OutOfMemory, RuntimeFailure
@@ -18,6 +20,8 @@ from edgespec.runtime.providers.placement import Placements
 from edgespec.runtime.providers.profiles import open_model
 
 log = logging.getLogger(__name__)
+
+HEAD_START_S = 0.06  # of a model that is loaded beside something else: it reads its graph, and needs Python's lock once more to go on
 
 
 class Models:
@@ -61,6 +65,16 @@ class Models:
         if name not in self.loaded:
             self.loaded[name] = self._load(name)
         return self.loaded[name]
+
+    @contextlib.contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Load a model while the body of the ``with`` statement does something else: most of the time goes into packing weights, for
+        which ONNX Runtime does not hold Python's lock. Errors are those of :meth:`get`, after the body."""
+        with ThreadPoolExecutor(1, "edgespec-loading") as thread:
+            loaded = thread.submit(self.get, name)
+            wait([loaded], HEAD_START_S)
+            yield
+        loaded.result()
 
     def _load(self, name: str) -> Model:
         packed = self._packs.get(name)

@@ -146,9 +146,9 @@ class Rows(abc.ABC):
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         """Keep the first ``start`` rows and of those after it only ``rows`` (offsets from ``start``, ascending)."""
         count = len(rows)
-        if start + max(rows, default=-1) >= self.length or any(b <= a for a, b in itertools.pairwise(rows)):
-            raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
         if list(rows) != list(range(count)):
+            if start + max(rows) >= self.length or any(b <= a for a, b in itertools.pairwise(rows)):
+                raise ValueError(f"rows {list(rows)} after {start} are not ascending rows of a cache of {self.length}")
             chosen = np.asarray(rows) + start
             tokens = [self.tokens[row] for row in chosen]
             del self.tokens[start:]  # Whatever interrupts the moving, no row is valid whose content is another token's.

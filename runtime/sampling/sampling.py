@@ -21,6 +21,7 @@ A candidate that was chosen and not drawn has q = 1 at its token, and both rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -62,7 +63,7 @@ class Chooser(Protocol):
 def greedy(row: Floats, _text: Text = NO_TEXT, _candidates: Sequence[Candidate] = (), /) -> int:
     """The most likely token, the lowest id among equals."""
     token = int(row.argmax())  # argmax prefers a NaN to any number, so looking at its choice finds every NaN
-    if not np.isfinite(row[token]):
+    if not math.isfinite(row[token]):
         raise RuntimeFailure("the target's logits are not finite (NaN or infinity): the bundle's weights are damaged or overflow")
     return token
 

@@ -43,7 +43,7 @@ class Failing:
         model._session = self  # type: ignore[assignment]
 
     def run_with_iobinding(self, binding: Any) -> None:
-        width = int(self._model._total[0]) - self._model.length
+        width = int(self._model._seqlens[0]) + 1 - self._model.length
         if self._fails(width):
             self.failures += 1
             raise RuntimeError(NO_MEMORY)

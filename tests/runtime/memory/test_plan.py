@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,29 @@ def test_weights_are_read_as_onnx_reads_them(bundle: Path) -> None:
     products = [node.input[1] for node in graph.node if node.op_type == "MatMul"]
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     assert weights.matrices == tuple(Matrix(*shapes[name]) for name in products)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="private memory is read from /proc")
+def test_a_tokenizer_that_is_not_there_yet_counts(bundle: Path, tmp_path: Path) -> None:
+    """Within a third of what a tokenizer of 18,278 tokens takes in a process."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = [chr(ord("a") + number) for number in range(26)]
+    pairs = list(itertools.product(letters, letters))
+    merges = [*pairs, *(("".join(pair), letter) for pair in pairs for letter in letters)]
+    tokens = [*letters, *map("".join, merges)]
+    model = tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, merges)
+    tokenizers.Tokenizer(model).save(str(tmp_path / "t.json"))
+    code = (
+        "import sys, tokenizers; from edgespec.runtime.memory.measure import return_freed_memory, usage; "
+        "return_freed_memory(); before = usage().private; found = tokenizers.Tokenizer.from_file(sys.argv[1]); "
+        "return_freed_memory(); print(usage().private - before)"
+    )
+    taken = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t.json")], capture_output=True, text=True, check=True)
+    manifest = open_bundle(bundle)
+    manifest = dataclasses.replace(manifest, tokenizer=dataclasses.replace(manifest.tokenizer, vocab_size=len(tokens)))
+    found, settings = Footprint(bundle, manifest, Part("held", 40_000_000, 10_000_000)), Settings(512, 128, 16)
+    counted = found.with_tokenizer().plan(settings).peak - found.plan(settings).peak
+    assert counted == pytest.approx(int(taken.stdout), rel=1 / 3)
 
 
 def test_external_and_shared_weights_count_once(tmp_path: Path) -> None:

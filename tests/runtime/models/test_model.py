@@ -12,6 +12,7 @@ import pytest
 from edgespec.bundle import open_bundle
 from edgespec.errors import BundleError, CapacityError, RuntimeFailure
 from edgespec.manifest import KvLayer, read_manifest
+from edgespec.runtime.models import model as model_module
 from edgespec.runtime.models.model import Model
 from edgespec.tree import DraftTree
 from tests.helpers.bundles import make_attention_bundle
@@ -140,6 +141,31 @@ def test_bindings_of_all_sizes_share_buffers(model: Model, attention_bundle: Pat
         model.keep(0)
         rows = [index % width for index in range(count)]
         np.testing.assert_allclose(model.run(TOKENS[:width], rows), fresh(attention_bundle, TOKENS[:width], rows), atol=1e-4)
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("window", [None, 20, 90])
+def test_a_bias_for_more_rows_than_there_are_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, window: int | None
+) -> None:
+    """Passes over 150 rows, of every kind in turn, beside a model that binds its bias for each of them."""
+    bundle = make_attention_bundle(tmp_path / "b", kv=(kv,), window=window)
+    often, seldom = open_model(bundle, capacity=150), open_model(bundle, capacity=150)
+    bound: list[Model] = []
+    bias = Model._bias
+    monkeypatch.setattr(Model, "_bias", lambda self, *about: (bound.append(self), bias(self, *about))[1])
+    kinds: list[tuple[int, tuple[int, ...] | None]] = [(1, None), (1, None), (3, None), (4, (-1, -1, 1, 0))]
+    for number, (width, parents) in enumerate(itertools.islice(itertools.cycle(kinds), 64)):
+        tokens = TOKENS[number % 50 : number % 50 + width]
+        logits = []
+        for model, span in ((often, 1), (seldom, model_module.SPAN)):
+            monkeypatch.setattr(model_module, "SPAN", span)
+            logits.append(model.run(tokens, range(width), parents).copy())
+            model.keep(model.length - (width > 1))
+        np.testing.assert_array_equal(*logits)
+    for one, other in zip(often._caches, seldom._caches, strict=True):
+        np.testing.assert_array_equal(one[:, :, : often.length], other[:, :, : often.length])
+    assert bound.count(seldom) < bound.count(often) == 64 * len(often._windows)
 
 
 def test_keep_common(model: Model) -> None:
