@@ -204,8 +204,9 @@ class FusedModel(Model):
             self._drop_bindings(WITH_HEAD)
         bound = super()._binding(width, attended, rows)
         if steps is not None:
-            rows_of_head = steps.head._features[0, 0, self.length :]
-            self._bind_head(bound.binding, "hidden_states", rows_of_head, [1, width, steps.head.spec.hidden_states])
+            shape = [1, width, steps.head.spec.hidden_states]
+            place = steps.head.address_of_features(self.length)
+            bound.binding.bind_output(f"{PREFIX}hidden_states", "cpu", 0, np.float32, shape, place)
         return bound
 
     def _bind(self, width: int, attended: int, rows: int) -> Any:

@@ -146,8 +146,8 @@ class Model(Rows):
         binding = bound.binding
         self._bind_bias(bound, attended, total, hidden)
         if self.spec.hidden_states:
-            where = self._features[0, 0, start:].ctypes.data
-            binding.bind_output("hidden_states", "cpu", 0, np.float32, [1, width, self.spec.hidden_states], where)
+            shape = [1, width, self.spec.hidden_states]
+            binding.bind_output("hidden_states", "cpu", 0, np.float32, shape, self.address_of_features(start))
         self._bind_features(binding, features, width)
         started = time.perf_counter()
         try:

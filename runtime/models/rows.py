@@ -105,6 +105,7 @@ class Rows(abc.ABC):
         self._caches = allocate_caches(spec, capacity)
         wide = spec.hidden_states or 0
         self._features = zeroed(capacity * wide * 4)[: capacity * wide * 4].view(np.float32).reshape(1, 1, capacity, wide)
+        self._first_features = self._features.ctypes.data  # once: to ask numpy behind a pass takes half of what binding takes
         heads = capacity if spec.features else 0
         self._took = zeroed(heads * 8)[: heads * 8].view(np.int64).reshape(1, 1, heads, 1)
         self._stores = [*self._caches, *([self._features] if spec.hidden_states else []), *([self._took] if heads else [])]
@@ -121,6 +122,10 @@ class Rows(abc.ABC):
     def features(self) -> Floats:
         """Hidden states of the valid rows, float32 [length, F]; a view that the next pass extends. F is 0 if the graph gives none."""
         return self._features[0, 0, : self.length]
+
+    def address_of_features(self, row: int) -> int:
+        """Where the hidden states of ``row``, valid or not, are in memory; those of the rows behind it follow."""
+        return self._first_features + 4 * (self.spec.hidden_states or 0) * row
 
     @property
     def taken(self) -> npt.NDArray[np.int64]:
