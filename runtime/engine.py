@@ -172,14 +172,16 @@ class Engine:
         """The bundle's, with the graphs that are used and their limits."""
         self.placements = placements
         self.threads = placements.of_model("target").threads
-        limited = budget is not None or container.room() is not None
-        if limited:  # what is left for the models is measured, and the tokenizer takes its part
+        # What is left for the models is measured, and tokenizer and corpus take their part; where nothing is limited they need not wait.
+        first = budget is not None or ngram_corpus is not None or container.room() is not None
+        if first:
             self._read_texts()
+        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         allowed = kv_choice(kv, self.manifest, import_onnxruntime().__version__)
         usual = placements.are_usual(self.manifest.models)
         asked = what_is_wanted(path, self.manifest if usual else without_fused(self.manifest), budget, allowed, context, draft_window)
         self.manifest, self._footprint = asked.manifest, asked.footprint
-        if not limited:
+        if not first:
             self._footprint = self._footprint.with_tokenizer()
         wanted, budget = asked.settings, asked.budget
         self._planned, packs = self._make_plan(wanted, budget, pack_cache)
@@ -189,11 +191,10 @@ class Engine:
         dropped = {name: "no room in the memory budget" for name in wanted.drafts if name not in self.settings.drafts}
         own_blocks = KEPT_BLOCKS if budget is None else OWN_BLOCKS
         self._models = Models(path, self.manifest, self.settings, placements, dropped=dropped, packs=packs, own_blocks=own_blocks)
-        if not limited:
+        if not first:
             with self._models.loading("target"):
                 self._read_texts()
                 return_freed_memory()  # which reading a tokenizer leaves, before packing takes the most
-        corpus = None if ngram_corpus is None else read_corpus(ngram_corpus, self.tokenizer)
         # Conversations that wait may take as much memory again as the caches, under a budget what it leaves.
         models = [self.manifest.models[name] for name in ("target", *self.settings.drafts)]
         caches = sum(cache_bytes(spec, self.capacity, hold_for(spec)) for spec in models)

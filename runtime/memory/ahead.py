@@ -1,5 +1,5 @@
-"""What is asked of a bundle, and its plan without loading its models. Both take a tokenizer and ONNX Runtime's library in memory,
-since the process holds these too."""
+"""What is asked of a bundle, and its plan without loading its models. ONNX Runtime's library has to be in memory for both, and the
+tokenizer for a plan and wherever there is a budget, since the process holds these too."""
 
 from __future__ import annotations
 

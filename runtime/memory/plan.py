@@ -4,7 +4,8 @@ Three moments are compared, since each has something that the others lack: makin
 mapped and as it is packed), the self-test (logits of many rows, copied and compared), and generating (full caches).
 
 Sizes of weights come from the graphs themselves. The few constants were fitted with ``python -m benchmarks.memory`` on
-Linux x86-64, ONNX Runtime 1.32; what the process holds already, the tokenizer included, is measured when the plan is made.
+Linux x86-64, ONNX Runtime 1.32; what the process holds already is measured when the plan is made, where a budget is to be kept with
+the tokenizer.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TABLE_TOKEN = 20_000  # bytes of the embedding that are mapped per token of a te
 FRESH = 0.55  # between a file of packs that was read again and one that was just written
 PACKS_RESERVE = 6 * 10**6  # pages that Linux maps around those of packs
 TOKEN = 290  # of each token of the tokenizer, with the merge that makes it
+TEXT_LIBRARIES = 5_500_000  # of tokenizers and jinja2
 INDEX_ROW = 900  # bytes of the n-gram index for a token of the context
 SAMPLED_ROWS = 2  # rows of logits that sampling makes of one
 TEST_COPIES = 2  # of a pass's logits during the self-test
@@ -134,7 +136,8 @@ class Footprint:
     def with_tokenizer(self) -> Footprint:
         """The same with the bundle's tokenizer, where this process does not hold it yet."""
         other = copy.copy(self)
-        other._held = dataclasses.replace(self._held, private=self._held.private + TOKEN * self._manifest.tokenizer.vocab_size)
+        more = TEXT_LIBRARIES + TOKEN * self._manifest.tokenizer.vocab_size
+        other._held = dataclasses.replace(self._held, private=self._held.private + more)
         return other
 
     @property
@@ -249,14 +252,14 @@ class Footprint:
 
 
 def footprint(bundle: Path, manifest: Manifest) -> Footprint:
-    """What ``bundle`` would take in this process, in which the tokenizer is loaded already.
+    """What ``bundle`` would take in this process; :meth:`Footprint.with_tokenizer` if that is not loaded yet.
 
     Raises:
         BundleError: a graph cannot be read.
     """
     return_freed_memory()
     now = usage()
-    return Footprint(bundle, manifest, Part("this process, tokenizer included", now.private, now.evictable))
+    return Footprint(bundle, manifest, Part("this process, with the tokenizer", now.private, now.evictable))
 
 
 def rows_of(name: str, manifest: Manifest, settings: Settings) -> int:

@@ -6,13 +6,14 @@ the same rows). Where the graph gives the hidden states that a draft head reads,
 rows is in :mod:`edgespec.runtime.models.rows`.
 
 Letters: S new tokens in a pass, P rows of attention (S, or 2 where a pass of one token must have the bits of wider ones),
-R rows that get logits, C rows of capacity, T rows after the pass, V vocabulary, F width of the hidden states.
+R rows that get logits, C rows of capacity, T rows after the pass or more, V vocabulary, F width of the hidden states.
 
 A draft head's graph takes a feature with each new token: the target's hidden states, or the head's own from an earlier pass
 where there are none of the target yet. Where the two differ in width they are two inputs, one of them empty.
 
 ONNX Runtime is given raw pointers into numpy memory, once for each S, P and R. A pass then changes a few numbers in place. The
-attention bias, whose shape changes with T, is bound anew for a tree, and for a chain once in ``SPAN`` tokens.
+attention bias, whose shape changes with T, is bound anew where it hides something (a tree, rows beyond a window), and else for
+``SPAN`` rows at a time.
 """
 
 from __future__ import annotations
@@ -182,17 +183,19 @@ class Model(Rows):
         """Bind what hides rows, and say how many there are.
 
         Where nothing is hidden both are for some passes more: binding is what costs most around a pass, behind which little of it is
-        left in the processor's caches, and attention goes by ``seqlens_k``.
+        left in the processor's caches, and attention on the CPU goes by ``seqlens_k``.
         """
-        sees_all = hidden is None and all(window is None or total <= window for window in self._windows)
-        span = min(-(-total // SPAN) * SPAN, self.capacity) if sees_all else total
+        lasts = self._binds_once and hidden is None and all(window is None or total <= window for window in self._windows)
+        span = min(-(-total // SPAN) * SPAN, self.capacity) if lasts else total
         self._total[0] = span
-        if sees_all and span == bound.span:
+        if lasts and span == bound.span:
             return
+        bound.span = 0  # until all is bound, and behind a pass of which something is hidden
         for window in self._windows:
             bias = self._bias(window, attended, total, hidden)
             bound.binding.bind_input(bias_name(window), "cpu", 0, np.float32, [1, 1, attended, span], bias.ctypes.data)
-        bound.span = span if sees_all else 0
+        if lasts:
+            bound.span = span
 
     def _bias(self, window: int | None, width: int, total: int, hidden: Hidden | None) -> Floats:
         """The bias [S, T] for layers with this window."""

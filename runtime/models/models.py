@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from edgespec.errors import NO_MEMORY, BundleError, CapacityError, OutOfMemory, RuntimeFailure
@@ -70,11 +70,28 @@ class Models:
     def loading(self, name: str) -> Iterator[None]:
         """Load a model while the body of the ``with`` statement does something else: most of the time goes into packing weights, for
         which ONNX Runtime does not hold Python's lock. Errors are those of :meth:`get`, after the body."""
-        with ThreadPoolExecutor(1, "edgespec-loading") as thread:
-            loaded = thread.submit(self.get, name)
-            wait([loaded], HEAD_START_S)
+        failed: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                self.get(name)
+            except BaseException as error:  # raised again below
+                failed.append(error)
+
+        thread = threading.Thread(target=load, name="edgespec-loading")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread for us
+            load()
+        else:
+            thread.join(HEAD_START_S)
+        try:
             yield
-        loaded.result()
+        finally:
+            if thread.ident is not None:
+                thread.join()
+        if failed:
+            raise failed[0]
 
     def _load(self, name: str) -> Model:
         packed = self._packs.get(name)

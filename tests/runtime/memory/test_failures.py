@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,14 @@ def test_a_limited_address_space_never_kills(bundle: Path, when: str) -> None:
         outcomes.append("ids" in found)
     assert outcomes[-1]
     assert not outcomes[0] or when == "run"
+
+
+def test_where_there_is_no_thread_to_load_in_the_target_is_loaded_all_the_same(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        engine = load(bundle, threads=1)
+    with engine:
+        assert engine.generate(PROMPT, max_new_tokens=40).token_ids == expected(bundle).token_ids

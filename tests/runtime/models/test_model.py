@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,24 +150,72 @@ def test_bindings_of_all_sizes_share_buffers(model: Model, attention_bundle: Pat
 def test_a_bias_for_more_rows_than_there_are_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, window: int | None
 ) -> None:
-    """Passes over 150 rows, of every kind in turn, beside a model that binds its bias for each of them."""
+    """Chains and trees of one size in turn, through a window and back into it and up to the last row, beside a model that binds its
+    bias for each pass."""
     bundle = make_attention_bundle(tmp_path / "b", kv=(kv,), window=window)
     often, seldom = open_model(bundle, capacity=150), open_model(bundle, capacity=150)
     bound: list[Model] = []
     bias = Model._bias
     monkeypatch.setattr(Model, "_bias", lambda self, *about: (bound.append(self), bias(self, *about))[1])
-    kinds: list[tuple[int, tuple[int, ...] | None]] = [(1, None), (1, None), (3, None), (4, (-1, -1, 1, 0))]
-    for number, (width, parents) in enumerate(itertools.islice(itertools.cycle(kinds), 64)):
-        tokens = TOKENS[number % 50 : number % 50 + width]
-        logits = []
-        for model, span in ((often, 1), (seldom, model_module.SPAN)):
-            monkeypatch.setattr(model_module, "SPAN", span)
-            logits.append(model.run(tokens, range(width), parents).copy())
-            model.keep(model.length - (width > 1))
-        np.testing.assert_array_equal(*logits)
+    kinds: list[tuple[int, tuple[int, ...] | None]] = [
+        (1, None),
+        (4, None),
+        (4, (-1, -1, 1, 0)),
+        (1, None),
+        (4, None),
+        (1, None),
+        (3, None),
+    ]
+    passes = [*itertools.islice(itertools.cycle(kinds), 50)]
+
+    def go_on(pairs: Sequence[tuple[int, tuple[int, ...] | None]]) -> None:
+        for number, (width, parents) in enumerate(pairs):
+            logits = []
+            for model, span in ((often, 1), (seldom, model_module.SPAN)):
+                with monkeypatch.context() as patched:
+                    patched.setattr(model_module, "SPAN", span)
+                    logits.append(model.run(TOKENS[number : number + width], range(width), parents).copy())
+            np.testing.assert_array_equal(*logits)
+
+    go_on(passes)
+    for model in (often, seldom):
+        model.keep(10)
+        model.trim()
+    go_on(passes)
+    go_on([(1, None)] * (150 - often.length))
+    assert often.length == 150
     for one, other in zip(often._caches, seldom._caches, strict=True):
-        np.testing.assert_array_equal(one[:, :, : often.length], other[:, :, : often.length])
-    assert bound.count(seldom) < bound.count(often) == 64 * len(often._windows)
+        np.testing.assert_array_equal(one, other)
+    assert bound.count(seldom) < bound.count(often)
+
+
+def test_an_interrupted_binding_is_made_again(model: Model, attention_bundle: Path) -> None:
+    """A signal is raised behind the binding of a tree's bias; the next chain has another one."""
+    model.run(TOKENS[:20], [0])
+    model.run([1, 2, 3, 4], range(4))
+    model.keep(20)
+    bound = model._binding(4, 4, 4)
+    binding = bound.binding
+
+    class Interrupted:
+        def bind_input(self, *about: Any) -> None:
+            binding.bind_input(*about)
+            raise KeyboardInterrupt
+
+    bound.binding = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        model.run([1, 2, 3, 4], range(4), (-1, -1, 1, 0))
+    bound.binding = binding
+    logits = model.run([1, 2, 3, 4], range(4))
+    np.testing.assert_allclose(logits, fresh(attention_bundle, [*TOKENS[:20], 1, 2, 3, 4], [20, 21, 22, 23]), atol=1e-4)
+
+
+def test_what_is_bound_for_every_pass_is_bound_as_it_is(model: Model) -> None:
+    """Kernels of other providers may go by the number of rows that they are told."""
+    model._binds_once = False
+    for count in (3, 1, 2):
+        model.run(TOKENS[:count], [0])
+        assert model._total[0] == model.length
 
 
 def test_keep_common(model: Model) -> None:
