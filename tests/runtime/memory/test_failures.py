@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
