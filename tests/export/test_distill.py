@@ -307,7 +307,8 @@ def test_a_budget_of_time_is_kept(made: Made, tmp_path: Path) -> None:
     assert report is not None
     work = Workplace(config.output)
     assert len(work.shards()) >= 2
-    assert work.seconds > 0.3  # of half of it, as far as the pace of a busy machine can be told beforehand, or one shard took longer
+    # Half of it goes into text, but for 16 texts at the pace of the last 8: twice the last shard's time, which is less than all of it.
+    assert work.seconds >= 0.5
     # The training ends soon after its share, which is at least a tenth; the margin is for busy machines.
     share = max(3.0 - work.seconds, 0.3)
     assert report.state.step > 0

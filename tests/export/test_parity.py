@@ -123,6 +123,7 @@ def test_graphs_round_activations_when_they_are_used(llama: Path, tmp_path: Path
 @pytest.mark.parametrize(("weights", "method"), [("int4", "gptq"), ("int4", "rtn"), ("int8", "search")])
 def test_symmetric_weights_are_right_without_zero_points(weights: str, method: str, llama: Path, tmp_path: Path) -> None:
     """Products and the tied embedding take the middle for zero, and nothing of zero points is stored."""
+    plain = export(llama, tmp_path / "plain", weights=weights, method=method)
     report = export(llama, tmp_path / "bundle", draft="layers:1", weights=weights, method=method, symmetric=True)
     for model in report.manifest.models.values():
         assert model.quantisation.symmetric
@@ -132,6 +133,7 @@ def test_symmetric_weights_are_right_without_zero_points(weights: str, method: s
     graph = onnx.load(report.output / "target.onnx", load_external_data=False).graph
     assert {len(node.input) for node in graph.node if node.op_type in ("MatMulNBits", "GatherBlockQuantized")} == {3}
     assert not any("zero_points" in tensor.name for tensor in graph.initializer)
+    assert report.sizes["weights.bin"] < plain.sizes["weights.bin"]
     assert "symmetric" in quantisation_text(report.manifest.target.quantisation)
 
 
